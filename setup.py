@@ -1,0 +1,65 @@
+"""Builds the native kernels; everything else about the package stands in pyproject.toml.
+
+The kernels use PyTorch's stable ABI and Python's limited API, so one wheel serves every Python from 3.10 and every
+torch from 2.10. Without torch or without a working compiler the package installs all the same, and the pure PyTorch
+reference computes.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+
+from setuptools import setup
+
+PYTHON_3_10 = "0x030A0000"
+TORCH_2_10 = "0x020a000000000000"
+
+
+def without_kernels(reason: object) -> None:
+    """Tells why the package comes without kernels, and goes on."""
+    print(
+        f"blockgate: installing WITHOUT native kernels ({reason}); the reference backend will compute", file=sys.stderr
+    )
+
+
+def native_build() -> dict[str, object]:
+    """The setuptools arguments that build `blockgate._C`; none when torch can't be imported here."""
+    try:
+        from torch.utils.cpp_extension import BuildExtension, CppExtension
+    except Exception as error:
+        without_kernels(f"torch is not importable at build time: {error}")
+        return {}
+
+    class OptionalBuild(BuildExtension):  # type: ignore[misc, no-any-unimported]
+        """Turns a failed compilation into an installation without kernels."""
+
+        def build_extensions(self) -> None:
+            try:
+                super().build_extensions()
+            except Exception as error:
+                without_kernels(f"compiling failed: {error}")
+
+        def copy_extensions_to_source(self) -> None:
+            built = [e for e in self.extensions if Path(self.get_ext_fullpath(e.name)).exists()]
+            self.extensions = built
+            super().copy_extensions_to_source()
+
+    windows = platform.system() == "Windows"
+    flags = ["/O2", "/std:c++20"] if windows else ["-O3", "-std=c++20", "-fvisibility=hidden", "-Wall", "-Wno-psabi"]
+    extension = CppExtension(
+        "blockgate._C",
+        sorted(str(source) for source in Path("src/blockgate/csrc").glob("*.cpp")),
+        define_macros=[("Py_LIMITED_API", PYTHON_3_10), ("TORCH_TARGET_VERSION", TORCH_2_10)],
+        extra_compile_args={"cxx": flags},
+        py_limited_api=True,
+    )
+    return {
+        "ext_modules": [extension],
+        "cmdclass": {"build_ext": OptionalBuild},
+        "options": {"bdist_wheel": {"py_limited_api": "cp310"}},
+    }
+
+
+setup(**native_build())

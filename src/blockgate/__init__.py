@@ -1,0 +1,17 @@
+"""Block-wise dynamic sparseness for PyTorch: every input opens only the weight blocks it needs."""
+
+from blockgate import errors
+from blockgate._version import __version__
+from blockgate.grid import BlockGrid, open_blocks
+from blockgate.layers import DynamicSparseLinear
+from blockgate.schedule import SparsityRamp, set_sparsity
+
+__all__ = [
+    "BlockGrid",
+    "DynamicSparseLinear",
+    "SparsityRamp",
+    "__version__",
+    "errors",
+    "open_blocks",
+    "set_sparsity",
+]

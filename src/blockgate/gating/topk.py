@@ -1,0 +1,54 @@
+"""The paper's gate: ReLU scores, the k largest kept, scaled to an average of 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from blockgate.errors import invalid
+from blockgate.gating.base import Gate
+from blockgate.grid import BlockGrid, open_blocks
+from blockgate.ops import NORMALISE, topk_gates
+
+__all__ = ["SELECT", "TopKGate"]
+
+SELECT = ("global", "per_row")
+
+
+class TopKGate(Gate):
+    """Opens the blocks with the k largest positive scores.
+
+    Args:
+        grid: the grid whose blocks it opens.
+        normalise: "mean" (Eq. 1 of the paper), "rms", or "none": what becomes 1 over all gates, closed ones included.
+        select: "global": k of all blocks; "per_row": the same number in every row of blocks.
+        options: those of `Gate`.
+    """
+
+    kind = "topk"
+
+    def __init__(self, grid: BlockGrid, *, normalise: str = "mean", select: str = "global", **options: Any) -> None:
+        if normalise not in NORMALISE:
+            raise invalid("normalise", expected=f"one of {NORMALISE}", got=normalise, remedy="The paper uses 'mean'.")
+        if select not in SELECT:
+            raise invalid("select", expected=f"one of {SELECT}", got=select, remedy="The paper uses 'global'.")
+        self.normalise = normalise
+        self.select = select
+        self.groups = grid.out_blocks if select == "per_row" else 1
+        self._group_size = grid.num_blocks // self.groups
+        super().__init__(grid, grid.num_blocks, **options)
+
+    def count_open(self, sparsity: float) -> int:
+        """How many blocks to keep per group: the whole grid, or one row of it."""
+        return open_blocks(sparsity, self._group_size)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Compact gates and ascending block indices, (N, groups * open_blocks), for x (N, in_features)."""
+        return topk_gates(
+            self.scores(x), self.open_blocks, groups=self.groups, normalise=self.normalise, backend=self.backend
+        )
+
+    def extra_repr(self) -> str:
+        """The options, for print(model)."""
+        return f"{super().extra_repr()}, normalise={self.normalise}, select={self.select}"

@@ -1,0 +1,89 @@
+"""The block grid: how a weight matrix is cut into blocks, and how many of them stay open."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from blockgate.errors import invalid
+
+__all__ = ["BlockGrid", "check_sparsity", "open_blocks"]
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class BlockGrid:
+    """The cut of an (out_features, in_features) weight into blocks of at most `block` (out, in) entries.
+
+    Blocks in the last row and column are smaller where the block size doesn't divide the weight. Block (i, j) has the
+    index i * in_blocks + j.
+
+    Args:
+        out_features: rows of the weight.
+        in_features: columns of the weight.
+        block: block size, one int for squares or (out, in). A block may be larger than the weight.
+    """
+
+    out_features: int
+    in_features: int
+    block: tuple[int, int]
+
+    def __init__(self, out_features: int, in_features: int, block: int | tuple[int, int]) -> None:
+        pair = (block, block) if isinstance(block, int) else tuple(block)
+        if len(pair) != 2:
+            raise invalid("block_size", expected="one int or (out, in)", got=block, remedy="Pass 128 or (128, 64).")
+        sizes = {
+            "out_features": out_features,
+            "in_features": in_features,
+            "block_size (out)": pair[0],
+            "block_size (in)": pair[1],
+        }
+        for name, size in sizes.items():
+            if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+                raise invalid(name, expected="a positive int", got=size, remedy="Sizes count features, from 1.")
+        object.__setattr__(self, "out_features", out_features)
+        object.__setattr__(self, "in_features", in_features)
+        object.__setattr__(self, "block", pair)
+
+    @property
+    def out_blocks(self) -> int:
+        """Rows of blocks, r."""
+        return -(-self.out_features // self.block[0])
+
+    @property
+    def in_blocks(self) -> int:
+        """Columns of blocks, c."""
+        return -(-self.in_features // self.block[1])
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks, r * c."""
+        return self.out_blocks * self.in_blocks
+
+    def slices(self, index: int) -> tuple[slice, slice]:
+        """The rows and columns of the weight that block `index` covers."""
+        row, column = divmod(index, self.in_blocks)
+        block_out, block_in = self.block
+        return (
+            slice(row * block_out, min((row + 1) * block_out, self.out_features)),
+            slice(column * block_in, min((column + 1) * block_in, self.in_features)),
+        )
+
+
+def check_sparsity(sparsity: float, what: str = "sparsity") -> float:
+    """Returns `sparsity` as a float if it lies in [0, 1)."""
+    if isinstance(sparsity, bool) or not isinstance(sparsity, (int, float)) or not 0 <= sparsity < 1:
+        raise invalid(
+            what,
+            expected="a number in [0, 1)",
+            got=sparsity,
+            remedy="Sparsity is the share of blocks that stay closed; at least one block always opens.",
+        )
+    return float(sparsity)
+
+
+def open_blocks(sparsity: float, num_blocks: int) -> int:
+    """How many of `num_blocks` blocks a `sparsity` leaves open: nearest integer, halves up, at least one.
+
+    The tiny term keeps halves such as (1 - 0.9) * 15 from falling to the wrong side in binary arithmetic.
+    """
+    return max(1, math.floor((1 - check_sparsity(sparsity)) * num_blocks + 0.5 + 1e-9))

@@ -1,0 +1,5 @@
+"""Modules with parameters: what a user puts into a model."""
+
+from blockgate.layers.linear import DynamicSparseLinear
+
+__all__ = ["DynamicSparseLinear"]

@@ -1,0 +1,186 @@
+"""A linear layer that computes, for every input, only the weight blocks that its gate opens."""
+
+from __future__ import annotations
+
+import math
+from types import EllipsisType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockgate.errors import invalid
+from blockgate.gating import Gate, make_gate
+from blockgate.grid import BlockGrid
+from blockgate.ops import check_backend, check_device, gated_linear
+
+__all__ = ["DynamicSparseLinear"]
+
+
+class DynamicSparseLinear(nn.Module):
+    """Drop-in for nn.Linear whose weight is cut into blocks, with a gate that opens some of them for each input.
+
+    `weight` and `bias` have nn.Linear's names, shapes and meaning, so dense checkpoints load; the gate's parameters
+    come in addition.
+
+    Args:
+        in_features: size of the last dimension of the input.
+        out_features: size of the last dimension of the output.
+        bias: whether to add a bias.
+        block_size: one int for square blocks, or (out, in). Ragged edges are fine.
+        sparsity: share of blocks that stay closed, in [0, 1). May be changed at any time: `layer.sparsity = 0.75`.
+        key_size: how many input features the gate reads. Unset: min(128, in_features); None: all of them.
+        key_offset: the first feature the gate reads.
+        gate_hidden: width of a hidden ReLU layer in the gate; None for none, as in the paper.
+        gate: "topk" (the paper's), "softmax_sum" or "sigmoid".
+        normalise: what the gates are scaled to: "mean" 1 (Eq. 1 of the paper), "rms" 1, or "none".
+        select: "global" chooses among all blocks, "per_row" as many in every row of blocks.
+        backend: "auto", "reference", "cpu" or "triton"; a named one that can't run raises.
+        device: of the parameters.
+        dtype: of the parameters.
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        block_size: int | tuple[int, int] = 128,
+        sparsity: float = 0.5,
+        key_size: int | EllipsisType | None = ...,
+        key_offset: int = 0,
+        gate_hidden: int | None = None,
+        gate: str = "topk",
+        normalise: str = "mean",
+        select: str = "global",
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.grid = BlockGrid(out_features, in_features, block_size)
+        self.backend = check_backend(backend)
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        self.gate: Gate = make_gate(
+            gate,
+            self.grid,
+            normalise=normalise,
+            select=select,
+            sparsity=sparsity,
+            key_size=key_size,
+            key_offset=key_offset,
+            gate_hidden=gate_hidden,
+            backend=backend,
+            device=device,
+            dtype=dtype,
+        )
+        self._reset_linear()
+
+    @classmethod
+    def from_dense(cls, linear: nn.Linear, **options: Any) -> DynamicSparseLinear:
+        """A gated layer around a trained nn.Linear: the same Parameter objects, and gates that start near 1.
+
+        Args:
+            linear: the dense layer; its weight and bias are shared, not copied.
+            options: the keyword options of this class (block_size, sparsity, key_size, ...).
+        """
+        if not isinstance(linear, nn.Linear):
+            raise invalid("from_dense", expected="an nn.Linear", got=type(linear).__name__, remedy="Pass the layer.")
+        made = cls(
+            linear.in_features,
+            linear.out_features,
+            bias=False,
+            **{"device": linear.weight.device, "dtype": linear.weight.dtype, **options},
+        )
+        made.weight, made.bias = linear.weight, linear.bias  # type: ignore[assignment]
+        made.gate.reset_near_dense()
+        return made.train(linear.training)
+
+    @property
+    def in_features(self) -> int:
+        """Size of the last dimension of the input."""
+        return self.grid.in_features
+
+    @property
+    def out_features(self) -> int:
+        """Size of the last dimension of the output."""
+        return self.grid.out_features
+
+    @property
+    def sparsity(self) -> float:
+        """Share of blocks that is to stay closed. Assign to change it, at any time."""
+        return self.gate.target_sparsity
+
+    @sparsity.setter
+    def sparsity(self, sparsity: float) -> None:
+        self.gate.target_sparsity = sparsity
+
+    def reset_parameters(self) -> None:
+        """Fresh weights: nn.Linear's, and those of the gate."""
+        self._reset_linear()
+        self.gate.reset_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """y (..., out_features) for x (..., in_features), at the cost of the blocks that x opens."""
+        self._check_input(x)
+        rows = x.reshape(-1, self.in_features)
+        autocast = torch.is_autocast_enabled(x.device.type)
+        if autocast:
+            # Gate and product stay in the parameters' precision; only the result takes autocast's type.
+            rows = rows.to(self.weight.dtype)
+        gates, indices = self.gate(rows)
+        y = gated_linear(rows, self.weight, self.bias, gates, indices, self.grid.block, backend=self.backend)
+        if autocast:
+            y = y.to(torch.get_autocast_dtype(x.device.type))
+        return y.view(*x.shape[:-1], self.out_features)
+
+    def gates(self, x: Tensor) -> Tensor:
+        """The gates that x (..., in_features) gets: (..., out_blocks, in_blocks), 0 where closed."""
+        self._check_input(x)
+        gates = self.gate.dense(x.reshape(-1, self.in_features))
+        return gates.view(*x.shape[:-1], self.grid.out_blocks, self.grid.in_blocks)
+
+    def extra_repr(self) -> str:
+        """The options, for print(model)."""
+        block_out, block_in = self.grid.block
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"block_size=({block_out}, {block_in}), blocks={self.grid.out_blocks}x{self.grid.in_blocks}, "
+            f"backend={self.backend}"
+        )
+
+    def _reset_linear(self) -> None:
+        """Weight and bias as nn.Linear starts them."""
+        bound = 1 / math.sqrt(self.in_features)
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def _check_input(self, x: Tensor) -> None:
+        if x.dim() == 0 or x.shape[-1] != self.in_features:
+            raise invalid(
+                "input",
+                expected=f"shape (..., {self.in_features})",
+                got=tuple(x.shape),
+                remedy="The last dimension must be in_features.",
+            )
+        if x.device != self.weight.device:
+            raise invalid(
+                "input",
+                expected=f"a tensor on {self.weight.device}, as the layer's weight",
+                got=str(x.device),
+                remedy="Move the input or the layer with .to(device).",
+            )
+        if x.dtype != self.weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise invalid(
+                "input",
+                expected=f"{self.weight.dtype}, as the layer's weight",
+                got=x.dtype,
+                remedy="Convert the input or the layer with .to(dtype), or use torch.autocast.",
+            )
+        check_device(self.backend, x.device.type)

@@ -1,0 +1,37 @@
+"""Loads the compiled kernels, if they are there, and remembers why not."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+
+__all__ = ["isa", "unavailable_reason"]
+
+_MODULE = "blockgate._C"
+
+
+def _load() -> str | None:
+    """Imports the extension, which registers its kernels with torch; returns why that failed, or None."""
+    try:
+        importlib.import_module(_MODULE)
+    except ModuleNotFoundError:
+        return "the native kernels were not built; install from source with a C++ compiler and --no-build-isolation"
+    except ImportError as error:
+        return f"the native kernels could not be loaded: {error}"
+    return None
+
+
+_reason = _load()
+
+
+def unavailable_reason() -> str | None:
+    """Why the native kernels can't run; None when they can."""
+    return _reason
+
+
+def isa() -> str | None:
+    """The instruction set in use: "avx512", "avx2" or "baseline"; None without native kernels."""
+    if _reason is not None:
+        return None
+    return str(torch.ops.blockgate.isa())

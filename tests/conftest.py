@@ -1,0 +1,23 @@
+"""Settings for the whole suite: few, known hypothesis profiles, and memory that betrays whoever forgets to write it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("suite", deadline=None, max_examples=60, derandomize=True)
+settings.load_profile("suite")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def nan_filled_memory():
+    """Fills fresh memory with NaN, so that a cell that a kernel never writes shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from torch import nn
+
+import blockgate as bg
+from tests.helpers import raises_blockgate
+
+
+def model() -> nn.Module:
+    return nn.Sequential(*(bg.DynamicSparseLinear(8, 8, block_size=2, sparsity=0.0) for _ in range(2)))
+
+
+def test_set_sparsity_reaches_every_layer():
+    net = model()
+    bg.set_sparsity(net, 0.75)
+    assert [layer.sparsity for layer in net] == [0.75, 0.75]
+
+
+def test_set_sparsity_changes_all_or_nothing():
+    net = nn.Sequential(
+        bg.DynamicSparseLinear(8, 8, block_size=2, sparsity=0.5),
+        bg.DynamicSparseLinear(8, 8, block_size=2, sparsity=0.5, gate="softmax_sum"),
+    )
+    with raises_blockgate("opens at most the 8 heads"):
+        bg.set_sparsity(net, 0.25)
+    assert [layer.sparsity for layer in net] == [0.5, 0.5]
+
+
+def test_set_sparsity_needs_gates():
+    with raises_blockgate("set_sparsity: expected a model with gated layers, got 'Linear'"):
+        bg.set_sparsity(nn.Linear(2, 2), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ("linear", [0, 0, 0, 0.2, 0.4, 0.6, 0.8, 0.8]),
+        ("cubic", [0, 0, 0, 0.8 * (1 - 0.75**3), 0.8 * (1 - 0.5**3), 0.8 * (1 - 0.25**3), 0.8, 0.8]),
+    ],
+)
+def test_ramp_step_by_step(shape, expected):
+    net = model()
+    ramp = bg.SparsityRamp(net, final=0.8, begin=2, end=6, shape=shape)
+    seen = [net[0].sparsity]
+    for _ in range(7):
+        assert ramp.step() == ramp.sparsity
+        seen.append(net[1].sparsity)
+    assert seen == pytest.approx(expected)
+    assert seen[-1] == 0.8
+
+
+def test_ramp_may_start_above_zero_and_may_be_a_jump():
+    assert bg.SparsityRamp(model(), 0.9, 0, 10, initial=0.5).sparsity == 0.5
+    jump = bg.SparsityRamp(model(), 0.9, 3, 3)
+    assert [jump.sparsity, *(jump.step() for _ in range(4))] == [0, 0, 0, 0.9, 0.9]
+
+
+def test_ramp_resumes_from_a_checkpoint():
+    ramp = bg.SparsityRamp(model(), 0.9, 1, 5)
+    for _ in range(3):
+        ramp.step()
+    state = json.loads(json.dumps(ramp.state_dict()))
+    net = model()
+    resumed = bg.SparsityRamp(net, 0.9, 1, 5)
+    resumed.load_state_dict(state)
+    assert net[0].sparsity == ramp.sparsity
+    assert resumed.step() == ramp.step()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"begin": 5, "end": 4}, "begin and end: expected 0 <= begin <= end, got (5, 4)"),
+        ({"begin": -1}, "begin and end: expected 0 <= begin <= end, got (-1, 9)"),
+        ({"final": 1.0}, "final: expected a number in [0, 1), got 1.0"),
+        ({"initial": -0.5}, "initial: expected a number in [0, 1), got -0.5"),
+        ({"shape": "sine"}, "shape: expected one of ('linear', 'cubic'), got 'sine'"),
+    ],
+)
+def test_bad_ramps_are_refused(arguments, message):
+    with raises_blockgate(message, ValueError):
+        bg.SparsityRamp(model(), **{"final": 0.9, "begin": 0, "end": 9, **arguments})
+
+
+@pytest.mark.parametrize("state", [{}, {"steps_done": -1}, {"steps_done": "3"}])
+def test_a_bad_state_is_refused(state):
+    with raises_blockgate("ramp state: expected a dict with steps_done >= 0"):
+        bg.SparsityRamp(model(), 0.9, 0, 9).load_state_dict(state)
