@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from blockgate import BlockGrid
 from blockgate.ops import gate_scores, gated_linear, reference, topk_gates
-from tests.helpers import assert_close
+from tests.helpers import assert_close, gradients
 
 BACKENDS = ["auto", "reference"]
 dimension = st.integers(1, 40)

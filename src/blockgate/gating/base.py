@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from types import EllipsisType
 from typing import Any, ClassVar
@@ -92,14 +93,12 @@ class Gate(nn.Module, ABC):
     def target_sparsity(self, sparsity: float) -> None:
         open_blocks = self.count_open(check_sparsity(sparsity))
         self._sparsity = float(sparsity)
-        # torch.compile takes an int of a module for a constant, and compiles anew when it changes. The length of a
-        # tensor becomes a variable of the graph instead. It carries one more, since lengths 0 and 1 are constants too.
-        self._open_blocks_carrier = torch.empty(open_blocks + 1, 0, device="cpu")
+        self._open_blocks_carrier = _carry(open_blocks)
 
     @property
     def open_blocks(self) -> int:
         """The integer k that the sparsity means for this gate."""
-        return self._open_blocks_carrier.shape[0] - 1
+        return self._open_blocks_carrier.shape[0]
 
     def scores(self, x: Tensor) -> Tensor:
         """Raw scores (N, num_scores), before any ReLU of the gate kind, for x (N, in_features)."""
@@ -151,6 +150,19 @@ class Gate(nn.Module, ABC):
         super()._load_from_state_dict(state_dict, prefix, *args)
         if sparsity is not None and not sparsity.is_meta:
             self.target_sparsity = float(sparsity)
+
+
+def _carry(number: int) -> Tensor:
+    """A tensor without memory whose length is `number`.
+
+    torch.compile takes an int of a module for a constant and compiles anew whenever it changes; the length of a tensor
+    can be a variable of the graph. Marking it says so before the compiler asks, for every length from 1 on; a model
+    that was made before the compiler was imported is marked when its sparsity first changes.
+    """
+    carrier = torch.empty(number, 0, device="cpu")
+    if dynamo := sys.modules.get("torch._dynamo.decorators"):
+        dynamo.mark_unbacked(carrier, 0)
+    return carrier
 
 
 def _check_key(in_features: int, offset: int, size: int | EllipsisType | None) -> tuple[int, int]:

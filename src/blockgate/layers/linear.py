@@ -129,14 +129,14 @@ class DynamicSparseLinear(nn.Module):
         """y (..., out_features) for x (..., in_features), at the cost of the blocks that x opens."""
         self._check_input(x)
         rows = x.reshape(-1, self.in_features)
-        autocast = torch.is_autocast_enabled(x.device.type)
-        if autocast:
+        autocast = _autocast_dtype(x.device.type)
+        if autocast is not None:
             # Gate and product stay in the parameters' precision; only the result takes autocast's type.
             rows = rows.to(self.weight.dtype)
         gates, indices = self.gate(rows)
         y = gated_linear(rows, self.weight, self.bias, gates, indices, self.grid.block, backend=self.backend)
-        if autocast:
-            y = y.to(torch.get_autocast_dtype(x.device.type))
+        if autocast is not None:
+            y = y.to(autocast)
         return y.view(*x.shape[:-1], self.out_features)
 
     def gates(self, x: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class DynamicSparseLinear(nn.Module):
                 got=str(x.device),
                 remedy="Move the input or the layer with .to(device).",
             )
-        if x.dtype != self.weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        if x.dtype != self.weight.dtype and _autocast_dtype(x.device.type) is None:
             raise invalid(
                 "input",
                 expected=f"{self.weight.dtype}, as the layer's weight",
@@ -184,3 +184,10 @@ class DynamicSparseLinear(nn.Module):
                 remedy="Convert the input or the layer with .to(dtype), or use torch.autocast.",
             )
         check_device(self.backend, x.device.type)
+
+
+def _autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The type that autocast gives results on this kind of device; None where it is off or unknown."""
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return None

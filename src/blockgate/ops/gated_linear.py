@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from blockgate.ops import reference
-from blockgate.ops.registry import define, differentiate, variant
+from blockgate.ops.registry import define, differentiate, forbid_second_derivative, variant
 
 __all__ = ["gated_linear"]
 
@@ -101,3 +101,4 @@ define(
     fake=_fake_backward,
 )
 differentiate("gated_linear", _setup, _gradient)
+forbid_second_derivative("gated_linear_backward")

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from blockgate.errors import BlockgateError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["define", "differentiate", "variant"]
+__all__ = ["define", "differentiate", "forbid_second_derivative", "variant"]
 
 library = torch.library.Library("blockgate", "DEF")
 library.define("isa() -> str")
@@ -41,6 +43,21 @@ def differentiate(name: str, setup: Callable[..., None], gradient: Callable[...,
             return gradient(ctx, backend, *grads)
 
         torch.library.register_autograd(f"blockgate::{op}", backward, setup_context=setup, lib=library)
+
+
+def forbid_second_derivative(name: str) -> None:
+    """Makes differentiating the gradient op `name` a clear error, where torch would return wrong zeros."""
+
+    def setup(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    def refuse(*_: Any) -> None:
+        raise BlockgateError(
+            f"blockgate::{name}: expected to be differentiated once, got a second time (create_graph=True or a "
+            "gradient penalty). Second derivatives of gated layers are not implemented."
+        )
+
+    differentiate(name, setup, refuse)
 
 
 def variant(name: str, backend: str) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from blockgate.ops import reference
-from blockgate.ops.registry import define, differentiate, variant
+from blockgate.ops.registry import define, differentiate, forbid_second_derivative, variant
 
 __all__ = ["NORMALISE", "topk_gates"]
 
@@ -68,3 +68,4 @@ define(
     fake=_fake_backward,
 )
 differentiate("topk_gates", _setup, _gradient)
+forbid_second_derivative("topk_gates_backward")

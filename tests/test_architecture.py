@@ -1,0 +1,102 @@
+"""Imports point one way, files stay readable, and the core needs torch alone."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import blockgate
+
+PACKAGE = Path(blockgate.__file__).parent
+
+# Each room may import from those before it, and from itself. The modules of one inner tuple share a level.
+LEVELS: list[tuple[str, ...]] = [
+    ("_version", "errors"),
+    ("grid",),
+    ("ops",),
+    ("gating",),
+    ("layers",),
+    ("schedule",),
+    ("cli",),
+    ("__init__", "__main__"),
+]
+LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+FILES = sorted(PACKAGE.rglob("*.py"))
+MOST_LINES = 320
+
+
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def imported_modules(file: Path) -> set[str]:
+    """Names of blockgate's modules that a file imports, with `from blockgate import x` resolved to the module x."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            if node.module == "blockgate":
+                names |= {f"blockgate.{alias.name}" for alias in node.names}
+            else:
+                names.add(node.module)
+    return {name for name in names if name.split(".")[0] == "blockgate"}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_imports_point_one_way(file):
+    relative = file.relative_to(PACKAGE)
+    room = relative.parts[0].removesuffix(".py")
+    for module in imported_modules(file):
+        other = room_of(module)
+        assert other in LEVEL_OF, f"{relative} imports {module}, which has no level here"
+        allowed = LEVEL_OF[other] < LEVEL_OF[room] or other == room
+        assert allowed, f"{relative} ({room}) must not import {module} ({other})"
+
+
+def test_files_stay_readable():
+    sources = [*FILES, *PACKAGE.glob("csrc/*"), *Path(__file__).parent.rglob("*.py")]
+    long = {str(f): n for f in sources if (n := len(f.read_text().splitlines())) > MOST_LINES}
+    assert not long
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_the_core_imports_nothing_but_torch():
+    code = """
+import sys
+import torch
+before = set(sys.modules)
+import blockgate
+new = {name.split(".")[0] for name in set(sys.modules) - before}
+extras = {"tyro", "rich", "safetensors", "triton", "lightning", "lightning_fabric", "matplotlib", "pooch", "hypothesis"}
+assert not new & extras, new & extras
+"""
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+
+
+def test_without_native_kernels_the_reference_serves_and_says_so_once():
+    code = """
+import sys
+sys.modules["blockgate._C"] = None  # importing it fails
+import torch, blockgate as bg
+layers = [bg.DynamicSparseLinear(8, 8, block_size=2) for _ in range(3)]
+assert layers[0](torch.randn(2, 8)).shape == (2, 8)
+try:
+    bg.DynamicSparseLinear(8, 8, backend="cpu")
+except bg.errors.BackendError as error:
+    print(error)
+"""
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("backend 'auto' runs: reference") == 1
+    assert "backend 'cpu': the native kernels were not built" in result.stdout
