@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard src/blockgate/csrc/*)
 
-.PHONY: setup lint test clean
+.PHONY: setup lint test wheel clean
 
 setup: $(VENV)/.installed
 
@@ -22,6 +22,9 @@ lint: setup
 
 test: lint
 	$(BIN)/python -m pytest
+
+wheel: setup
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info src/blockgate/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -42,12 +42,16 @@ def native_build() -> dict[str, object]:
                 without_kernels(f"compiling failed: {error}")
 
         def copy_extensions_to_source(self) -> None:
-            built = [e for e in self.extensions if Path(self.get_ext_fullpath(e.name)).exists()]
-            self.extensions = built
+            self.extensions = [e for e in self.extensions if self._built(e.name).exists()]
             super().copy_extensions_to_source()
 
+        def _built(self, name: str) -> Path:
+            return Path(self.build_lib, self.get_ext_filename(self.get_ext_fullname(name)))
+
     windows = platform.system() == "Windows"
-    flags = ["/O2", "/std:c++20"] if windows else ["-O3", "-std=c++20", "-fvisibility=hidden", "-Wall", "-Wno-psabi"]
+    flags = (
+        ["/O2", "/std:c++20"] if windows else ["-O3", "-g0", "-std=c++20", "-fvisibility=hidden", "-Wall", "-Wno-psabi"]
+    )
     extension = CppExtension(
         "blockgate._C",
         sorted(str(source) for source in Path("src/blockgate/csrc").glob("*.cpp")),

@@ -58,7 +58,7 @@ def _fake_backward(
     need_gates: bool,
 ) -> tuple[Tensor, ...]:
     wanted = ((x, need_x), (weight, need_weight), (gates, need_gates))
-    return tuple(t.new_empty(t.shape if need else (0, 0)) for t, need in wanted)
+    return tuple(t.new_empty(t.shape if need else 0) for t, need in wanted)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001

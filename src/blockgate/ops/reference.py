@@ -112,9 +112,9 @@ def gated_linear_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x (N, n), weight (m, n) and gates (N, E) from that of y (N, m); an empty tensor if not needed."""
     grid = _checked_grid(weight, indices, block_out, block_in)
-    grad_x = torch.zeros_like(x if need_x else x[:0, :0])
-    grad_weight = torch.zeros_like(weight if need_weight else weight[:0, :0])
-    grad_gates = torch.zeros_like(gates if need_gates else gates[:0, :0])
+    grad_x = x.new_zeros(x.shape if need_x else 0)
+    grad_weight = weight.new_zeros(weight.shape if need_weight else 0)
+    grad_gates = gates.new_zeros(gates.shape if need_gates else 0)
     for block, rows, entries in _rows_by_block(gates, indices):
         outs, ins = grid.slices(block)
         gate = gates[rows, entries, None]

@@ -1,0 +1,160 @@
+// What the ops ask of a kernel set, whatever the instruction set.
+//
+// Only plain structs and function pointers: this header is included by every per-instruction-set
+// translation unit before its target is raised, so nothing here may generate code.
+#pragma once
+
+#include <cstdint>
+
+namespace blockgate {
+
+// Outputs per panel of the packed layout: block -> panels -> k -> 16 outputs contiguous.
+inline constexpr int64_t PANEL = 16;
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+constexpr int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
+
+// The cut of a weight (out, in) into rows x cols blocks; the last row and column may be ragged.
+struct Grid {
+  int64_t out, in, block_out, block_in, rows, cols;
+};
+
+constexpr int64_t outputs_of_row(const Grid& g, int64_t row) {
+  return smaller(g.block_out, g.out - row * g.block_out);
+}
+constexpr int64_t inputs_of_col(const Grid& g, int64_t col) {
+  return smaller(g.block_in, g.in - col * g.block_in);
+}
+// Sizes of a packed block: the same for all blocks of a grid.
+constexpr int64_t packed_depth(const Grid& g) { return smaller(g.block_in, g.in); }
+constexpr int64_t packed_panels(const Grid& g) {
+  return ceil_div(smaller(g.block_out, g.out), PANEL);
+}
+constexpr int64_t packed_block_size(const Grid& g) {
+  return packed_panels(g) * packed_depth(g) * PANEL;
+}
+
+enum class WeightKind { row_major, packed_float, packed_bfloat16, packed_int8 };
+
+// One open gate. `slot` is its column in the (tokens, entries) gate tensor.
+template <class T>
+struct Entry {
+  int32_t token;
+  int32_t slot;
+  T gate;
+};
+
+// Open gates grouped by block: block b owns entries[starts[b] .. starts[b + 1]), tokens ascending.
+template <class T>
+struct Groups {
+  const int64_t* starts;
+  const Entry<T>* entries;
+};
+
+// y = bias + sum over open blocks of gate * (block x). groups.entries null: all open, gate 1.
+template <class T>
+struct ForwardArgs {
+  Grid grid;
+  const T* x;
+  int64_t x_stride;
+  const void* weight;
+  WeightKind kind;
+  const float* scale;
+  const T* bias;
+  T* y;
+  Groups<T> groups;
+};
+
+// The part of the output one task owns: some panels of a row of blocks, for some tokens.
+struct ForwardTask {
+  int64_t row, panel_begin, panel_end, token_begin, token_end;
+};
+
+// An open block of the only token of the batch.
+struct OpenBlock {
+  int32_t row, col;
+  float gate;
+};
+
+// The forward product of one token over packed blocks; blocks ascending in block order.
+struct StreamArgs {
+  Grid grid;
+  const float* x;
+  const void* weight;
+  WeightKind kind;
+  const float* scale;
+  const float* bias;
+  float* y;
+};
+
+template <class T>
+struct BackwardArgs {
+  Grid grid;
+  const T* grad_y;
+  int64_t grad_y_stride;
+  const T* x;
+  int64_t x_stride;
+  const T* weight;
+  T* grad_x;       // null: not needed
+  T* grad_gates;   // null: not needed
+  T* grad_weight;  // null: not needed
+  int64_t slots;   // columns of grad_gates
+  Groups<T> groups;
+};
+
+// The columns of grad_x one task owns: one column of blocks, for some tokens.
+struct InputGradTask {
+  int64_t col, token_begin, token_end;
+};
+
+enum class Normalise { mean, rms, none };
+
+struct TopK {
+  int64_t scores, open_blocks, groups;
+  Normalise normalise;
+};
+
+template <class T>
+struct TypedKernels {
+  void (*forward)(const ForwardArgs<T>&, const ForwardTask&, T* scratch);
+  void (*input_grad)(const BackwardArgs<T>&, const InputGradTask&, T* scratch);
+  void (*weight_grad)(const BackwardArgs<T>&, int64_t block, T* scratch);
+  // Elements of T that the calls above need as scratch, aligned to 64 bytes.
+  int64_t (*forward_scratch)(const Grid&);
+  int64_t (*backward_scratch)(const Grid&);
+  // One row of scores. `scratch` holds 2 * (scores / groups + 16) elements of T.
+  void (*top_k)(const TopK&, const T* scores, T* gates, int64_t* indices, T* scratch);
+  // One row; grad_scores is zeroed by the caller. `kept` = groups * open_blocks.
+  void (*top_k_backward)(const TopK&, const T* grad_gates, const T* scores, const T* gates,
+                         const int64_t* indices, T* grad_scores);
+};
+
+struct KernelTable {
+  const char* name;
+  TypedKernels<float> f32;
+  TypedKernels<double> f64;
+  // Panels that `stream` handles best in one task.
+  int64_t stream_panels;
+  // Outputs [panel_begin, panel_end) of one row of blocks; `open` are that row's open blocks.
+  void (*stream)(const StreamArgs&, int64_t row, int64_t panel_begin, int64_t panel_end,
+                 const OpenBlock* open, int64_t count);
+};
+
+extern const KernelTable baseline_kernels;
+#if defined(__x86_64__)
+extern const KernelTable avx2_kernels;
+extern const KernelTable avx512_kernels;
+#endif
+
+// The table for this machine, or the lower one BLOCKGATE_ISA asks for. Throws on a bad request.
+const KernelTable& kernels();
+
+template <class T>
+const TypedKernels<T>& typed_kernels();
+template <>
+inline const TypedKernels<float>& typed_kernels<float>() { return kernels().f32; }
+template <>
+inline const TypedKernels<double>& typed_kernels<double>() { return kernels().f64; }
+
+}  // namespace blockgate

@@ -1,0 +1,86 @@
+// Rows of a weight to panels of 16 outputs, and packed weights back to full precision.
+#pragma once
+
+#include "vec.h"
+
+namespace blockgate::BLOCKGATE_ISA {
+
+// A square of LANES x LANES elements, transposed in registers by log2(LANES) rounds of
+// interleaving: row i of the result is column i of the source.
+template <class T>
+BLOCKGATE_INLINE void transpose_square(const T* source, int64_t source_stride, T* target,
+                                       int64_t target_stride) {
+  constexpr int L = LANES<T>;
+  Vec<T> rows[L];
+#pragma GCC unroll 16
+  for (int i = 0; i < L; ++i) rows[i] = load(source + i * source_stride);
+#pragma GCC unroll 4
+  for (int distance = L / 2; distance > 0; distance /= 2) {
+    Vec<T> next[L];
+#pragma GCC unroll 16
+    for (int i = 0; i < L / 2; ++i) {
+      const Vec<T> a = rows[i], b = rows[i + L / 2];
+      if constexpr (L == 2) {
+        next[2 * i] = __builtin_shufflevector(a, b, 0, 2);
+        next[2 * i + 1] = __builtin_shufflevector(a, b, 1, 3);
+      } else if constexpr (L == 4) {
+        next[2 * i] = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+        next[2 * i + 1] = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+      } else if constexpr (L == 8) {
+        next[2 * i] = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+        next[2 * i + 1] = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+      } else {
+        next[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6,
+                                              22, 7, 23);
+        next[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13,
+                                                  29, 14, 30, 15, 31);
+      }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < L; ++i) rows[i] = next[i];
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < L; ++i) store(target + i * target_stride, rows[i]);
+}
+
+// weight (outputs x depth, row-major) -> panels[output / 16][k][output % 16], zero padded.
+template <class T>
+void transpose_to_panels(const T* weight, int64_t stride, int64_t outputs, int64_t depth,
+                         T* panels) {
+  constexpr int64_t L = LANES<T>;
+  for (int64_t first = 0; first < outputs; first += PANEL, panels += depth * PANEL) {
+    const int64_t width = smaller(PANEL, outputs - first);
+    const T* rows = weight + first * stride;
+    const int64_t whole = width == PANEL ? depth / L * L : 0;
+    for (int64_t k = 0; k < whole; k += L)
+      for (int64_t o = 0; o < PANEL; o += L)
+        transpose_square(rows + o * stride + k, stride, panels + k * PANEL + o, PANEL);
+    for (int64_t k = whole; k < depth; ++k)
+      for (int64_t o = 0; o < PANEL; ++o)
+        panels[k * PANEL + o] = o < width ? rows[o * stride + k] : T(0);
+  }
+}
+
+// weight (rows x columns, row-major) -> panels[column / 16][row][column % 16], zero padded.
+template <class T>
+void copy_to_panels(const T* weight, int64_t stride, int64_t rows, int64_t columns, T* panels) {
+  for (int64_t first = 0; first < columns; first += PANEL, panels += rows * PANEL) {
+    const int64_t width = smaller(PANEL, columns - first);
+    if (width == PANEL) {
+      for (int64_t r = 0; r < rows; ++r)
+        __builtin_memcpy(panels + r * PANEL, weight + r * stride + first, PANEL * sizeof(T));
+    } else {
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t i = 0; i < PANEL; ++i)
+          panels[r * PANEL + i] = i < width ? weight[r * stride + first + i] : T(0);
+    }
+  }
+}
+
+// `size` is a multiple of 16.
+template <class W>
+void expand(const W* source, int64_t size, float* target) {
+  for (int64_t i = 0; i < size; i += LANES<float>) store(target + i, load_weight(source + i));
+}
+
+}  // namespace blockgate::BLOCKGATE_ISA

@@ -1,0 +1,93 @@
+#include "packed.h"
+
+#include <vector>
+
+namespace blockgate {
+namespace {
+
+// Open blocks of one token in block order. The sort is stable: equal indices keep their order.
+std::vector<OpenBlock> open_blocks_of(const Grid& grid, const float* gates, const int64_t* indices,
+                                      int64_t slots) {
+  std::vector<OpenBlock> open;
+  open.reserve(slots);
+  const int64_t num_blocks = grid.rows * grid.cols;
+  bool ascending = true;
+  int64_t previous = 0, row = 0;
+  for (int64_t s = 0; s < slots; ++s) {
+    const int64_t block = indices[s];
+    STD_TORCH_CHECK(uint64_t(block) < uint64_t(num_blocks),
+                    "indices: expected block indices in [0, ", num_blocks, "), got ", block);
+    if (gates[s] == 0) continue;
+    ascending &= block >= previous;
+    previous = block;
+    // Ascending indices step through the rows: no division needed.
+    if (ascending) while (block >= (row + 1) * grid.cols) ++row;
+    else row = block / grid.cols;
+    open.push_back({int32_t(row), int32_t(block - row * grid.cols), gates[s]});
+  }
+  if (!ascending)
+    std::stable_sort(open.begin(), open.end(), [](const OpenBlock& a, const OpenBlock& b) {
+      return a.row != b.row ? a.row < b.row : a.col < b.col;
+    });
+  return open;
+}
+
+}  // namespace
+
+void run_stream(const StreamArgs& args, const OpenBlock* open, int64_t count) {
+  const Grid& grid = args.grid;
+  const KernelTable& table = kernels();
+  const int64_t panels = packed_panels(grid);
+  const int64_t parts = ceil_div(panels, table.stream_panels);
+  std::vector<int64_t> starts(grid.rows + 1);
+  int64_t position = 0;
+  for (int64_t row = 0; row < grid.rows; ++row) {
+    starts[row] = position;
+    while (position < count && open[position].row == row) ++position;
+  }
+  starts[grid.rows] = position;
+  const int64_t threads = threads_for(count * packed_block_size(grid));
+  run_tasks(grid.rows * parts, threads, [&](int64_t i) {
+    const int64_t row = i / parts, panel = i % parts * table.stream_panels;
+    const int64_t row_panels = ceil_div(outputs_of_row(grid, row), PANEL);
+    const int64_t panel_end = smaller(panel + table.stream_panels, row_panels);
+    if (panel < panel_end)
+      table.stream(args, row, panel, panel_end, open + starts[row], starts[row + 1] - starts[row]);
+  });
+}
+
+void run_packed_dense(const PackedWeight& weight, const Grid& grid, const float* x,
+                      int64_t x_stride, int64_t tokens, const float* bias, float* y) {
+  if (tokens == 0) return;
+  if (tokens == 1) {
+    std::vector<OpenBlock> open;
+    open.reserve(grid.rows * grid.cols);
+    for (int64_t row = 0; row < grid.rows; ++row)
+      for (int64_t col = 0; col < grid.cols; ++col) open.push_back({int32_t(row), int32_t(col), 1});
+    run_stream({grid, x, weight.data, weight.kind, weight.scale, bias, y}, open.data(),
+               int64_t(open.size()));
+    return;
+  }
+  run_forward<float>({grid, x, x_stride, weight.data, weight.kind, weight.scale, bias, y,
+                      {nullptr, nullptr}},
+                     tokens, tokens * grid.rows * grid.cols);
+}
+
+void run_packed(const PackedWeight& weight, const Grid& grid, const float* x, int64_t x_stride,
+                int64_t tokens, const float* bias, const float* gates, const int64_t* indices,
+                int64_t slots, float* y) {
+  if (tokens == 0) return;
+  if (tokens == 1) {
+    const std::vector<OpenBlock> open = open_blocks_of(grid, gates, indices, slots);
+    run_stream({grid, x, weight.data, weight.kind, weight.scale, bias, y}, open.data(),
+               int64_t(open.size()));
+    return;
+  }
+  const GroupedGates<float> groups =
+      group_by_block<float>(gates, indices, tokens, slots, grid.rows * grid.cols);
+  run_forward<float>({grid, x, x_stride, weight.data, weight.kind, weight.scale, bias, y,
+                      groups.view()},
+                     tokens, groups.starts[grid.rows * grid.cols]);
+}
+
+}  // namespace blockgate

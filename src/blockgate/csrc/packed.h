@@ -1,0 +1,53 @@
+// Products on packed weights: one token streams, several share each block.
+#pragma once
+
+#include "product.h"
+#include "tensors.h"
+
+#include <algorithm>
+
+namespace blockgate __attribute__((visibility("hidden"))) {
+
+struct PackedWeight {
+  Tensor blocks_tensor, scale_tensor;
+  const void* data;
+  WeightKind kind;
+  const float* scale;
+};
+
+// Checks that `blocks` and `scale` are what pack_blocks makes for this grid.
+inline PackedWeight packed_weight_of(const Tensor& blocks, const Tensor& scale, const Grid& grid) {
+  const ScalarType type = blocks.scalar_type();
+  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16 ||
+                      type == ScalarType::Char,
+                  "blocks: expected dtype Float, BFloat16 or Char (int8), got ",
+                  torch::headeronly::toString(type));
+  check_tensor(blocks, "blocks", type, 4);
+  const int64_t num_blocks = grid.rows * grid.cols;
+  const int64_t expected[4] = {num_blocks, packed_panels(grid), packed_depth(grid), PANEL};
+  for (int64_t d = 0; d < 4; ++d) check_size(blocks, "blocks", d, expected[d]);
+  STD_TORCH_CHECK(blocks.is_contiguous(), "blocks: expected a contiguous tensor");
+  PackedWeight packed{blocks, scale, blocks.const_data_ptr(), WeightKind::packed_float, nullptr};
+  if (type == ScalarType::BFloat16) packed.kind = WeightKind::packed_bfloat16;
+  if (type == ScalarType::Char) {
+    packed.kind = WeightKind::packed_int8;
+    const Dense<float> scales = dense_of<float>(scale, "scale", 2);
+    check_size(scale, "scale", 0, num_blocks);
+    check_size(scale, "scale", 1, packed_panels(grid) * PANEL);
+    packed.scale_tensor = scales.tensor;
+    packed.scale = scales.data;
+  }
+  return packed;
+}
+
+// The only token of a batch; `open` ascending by block.
+void run_stream(const StreamArgs& args, const OpenBlock* open, int64_t count);
+
+// Both run any number of tokens, the first with every block open and gate 1.
+void run_packed_dense(const PackedWeight& weight, const Grid& grid, const float* x,
+                      int64_t x_stride, int64_t tokens, const float* bias, float* y);
+void run_packed(const PackedWeight& weight, const Grid& grid, const float* x, int64_t x_stride,
+                int64_t tokens, const float* bias, const float* gates, const int64_t* indices,
+                int64_t slots, float* y);
+
+}  // namespace blockgate

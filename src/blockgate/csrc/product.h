@@ -1,0 +1,69 @@
+// How the products are cut into tasks and run: shared by the plain, the packed and the fused ops.
+#pragma once
+
+#include "grouping.h"
+#include "kernels.h"
+#include "parallel.h"
+
+namespace blockgate {
+
+// Tasks per thread that even out rows of unequal work.
+inline constexpr int64_t TASKS_PER_THREAD = 4;
+
+// y for all tokens. `open` is the number of open (token, block) pairs: the work.
+template <class T>
+void run_forward(const ForwardArgs<T>& args, int64_t tokens, int64_t open) {
+  const Grid& grid = args.grid;
+  const int64_t panels = packed_panels(grid);
+  const int64_t work = open * smaller(grid.block_out, grid.out) * packed_depth(grid) / 8 +
+                       tokens * grid.out / 4;
+  const int64_t threads = threads_for(work);
+  const int64_t wanted = threads == 1 ? 1 : threads * TASKS_PER_THREAD;
+  // First by rows of blocks, then by panels, and only then by tokens, which repeats the work per
+  // block. None of the cuts changes a bit of the result.
+  const int64_t panel_parts = smaller(panels, ceil_div(wanted, grid.rows));
+  const int64_t token_parts = smaller(tokens, ceil_div(wanted, grid.rows * panel_parts));
+  const auto& kernel = typed_kernels<T>();
+  const int64_t scratch = kernel.forward_scratch(grid);
+  run_tasks(grid.rows * panel_parts * token_parts, threads, [&](int64_t i) {
+    const int64_t row = i / (panel_parts * token_parts);
+    const int64_t panel = i / token_parts % panel_parts, token = i % token_parts;
+    const int64_t row_panels = ceil_div(outputs_of_row(grid, row), PANEL);
+    const ForwardTask task{row, row_panels * panel / panel_parts,
+                           row_panels * (panel + 1) / panel_parts, tokens * token / token_parts,
+                           tokens * (token + 1) / token_parts};
+    if (task.panel_begin < task.panel_end)
+      kernel.forward(args, task, thread_scratch<T>(scratch));
+  });
+}
+
+// grad_x and grad_gates.
+template <class T>
+void run_input_grad(const BackwardArgs<T>& args, int64_t tokens, int64_t open) {
+  const Grid& grid = args.grid;
+  const int64_t threads = threads_for(open * grid.block_out * packed_depth(grid) / 8);
+  const int64_t wanted = threads == 1 ? 1 : threads * TASKS_PER_THREAD;
+  const int64_t token_parts = smaller(tokens, ceil_div(wanted, grid.cols));
+  const auto& kernel = typed_kernels<T>();
+  const int64_t scratch = kernel.backward_scratch(grid);
+  run_tasks(grid.cols * token_parts, threads, [&](int64_t i) {
+    const int64_t token = i % token_parts;
+    kernel.input_grad(args,
+                      {i / token_parts, tokens * token / token_parts,
+                       tokens * (token + 1) / token_parts},
+                      thread_scratch<T>(scratch));
+  });
+}
+
+template <class T>
+void run_weight_grad(const BackwardArgs<T>& args, int64_t open) {
+  const Grid& grid = args.grid;
+  const int64_t work = open * smaller(grid.block_out, grid.out) * packed_depth(grid) / 8 +
+                       grid.out * grid.in / 8;
+  const auto& kernel = typed_kernels<T>();
+  const int64_t scratch = kernel.backward_scratch(grid);
+  run_tasks(grid.rows * grid.cols, threads_for(work),
+            [&](int64_t block) { kernel.weight_grad(args, block, thread_scratch<T>(scratch)); });
+}
+
+}  // namespace blockgate

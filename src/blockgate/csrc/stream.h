@@ -1,0 +1,90 @@
+// One token: each open block is read exactly once, as a stream, into register accumulators.
+//
+// The time is that of reading the open blocks, so the kernel's only art is to keep the memory
+// system busy: wide tiles, and prefetching that runs on into the next open block.
+#pragma once
+
+#include "forward.h"
+
+namespace blockgate::BLOCKGATE_ISA {
+
+inline constexpr int STREAM_PANELS = tile_panels<float>(1);
+// Distance in k (one k is one or a part of a cache line of every panel).
+inline constexpr int64_t PREFETCH_STEPS = 24;
+
+template <int PANELS, class W>
+BLOCKGATE_INLINE void prefetch(const W* panels, int64_t panel_stride, int64_t k) {
+  // k covers PANEL * sizeof(W) bytes, so narrow weights need a prefetch only every few k.
+  constexpr int64_t STEPS_PER_LINE = 64 / (PANEL * int64_t(sizeof(W)));
+  if (k % STEPS_PER_LINE) return;
+#pragma GCC unroll 8
+  for (int p = 0; p < PANELS; ++p) __builtin_prefetch(panels + p * panel_stride + k * PANEL);
+}
+
+template <int PANELS, class W>
+BLOCKGATE_INLINE void stream_block(Tile<float, 1, PANELS>& tile, const float* x, const W* panels,
+                                   int64_t panel_stride, int64_t depth, const W* next) {
+  const float* const rows[1] = {x};
+  tile_clear(tile);
+  const int64_t inside = larger(0, depth - PREFETCH_STEPS);
+  int64_t k = 0;
+  for (; k < inside; ++k) {
+    prefetch<PANELS>(panels, panel_stride, k + PREFETCH_STEPS);
+    tile_step<1>(tile, rows, panels, panel_stride, k);
+  }
+  for (; k < depth; ++k) {
+    prefetch<PANELS>(next, panel_stride, k - inside);
+    tile_step<1>(tile, rows, panels, panel_stride, k);
+  }
+}
+
+template <int PANELS, class W>
+BLOCKGATE_INLINE void stream_panels(const StreamArgs& args, int64_t row, int64_t panel,
+                                    const OpenBlock* open, int64_t count) {
+  const Grid& grid = args.grid;
+  const int64_t stride = packed_depth(grid) * PANEL;
+  const int64_t output = row * grid.block_out + panel * PANEL;
+  const int64_t width = smaller(PANELS * PANEL, outputs_of_row(grid, row) - panel * PANEL);
+  const W* weight = static_cast<const W*>(args.weight) +
+                    row * grid.cols * packed_block_size(grid) + panel * stride;
+  const float* scale = args.scale
+      ? args.scale + (row * grid.cols * packed_panels(grid) + panel) * PANEL
+      : nullptr;
+
+  float y[PANELS * PANEL] = {};
+  if (args.bias) __builtin_memcpy(y, args.bias + output, width * sizeof(float));
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t col = open[i].col;
+    const int64_t next_col = i + 1 < count ? open[i + 1].col : col;
+    Tile<float, 1, PANELS> tile;
+    stream_block<PANELS, W>(tile, args.x + col * grid.block_in,
+                            weight + col * packed_block_size(grid), stride,
+                            inputs_of_col(grid, col), weight + next_col * packed_block_size(grid));
+    add_gated<float>(y, tile.acc[0], open[i].gate,
+                     scale ? scale + col * packed_panels(grid) * PANEL : nullptr, PANELS * PANEL);
+  }
+  __builtin_memcpy(args.y + output, y, width * sizeof(float));
+}
+
+template <int PANELS, class W>
+BLOCKGATE_INLINE void stream_row(const StreamArgs& args, int64_t row, int64_t panel,
+                                 int64_t panel_end, const OpenBlock* open, int64_t count) {
+  for (; panel + PANELS <= panel_end; panel += PANELS)
+    stream_panels<PANELS, W>(args, row, panel, open, count);
+  if constexpr (PANELS > 1)
+    stream_row<PANELS / 2, W>(args, row, panel, panel_end, open, count);
+}
+
+inline void stream(const StreamArgs& args, int64_t row, int64_t panel_begin, int64_t panel_end,
+                   const OpenBlock* open, int64_t count) {
+  switch (args.kind) {
+    case WeightKind::packed_bfloat16:
+      return stream_row<STREAM_PANELS, BFloat16>(args, row, panel_begin, panel_end, open, count);
+    case WeightKind::packed_int8:
+      return stream_row<STREAM_PANELS, int8_t>(args, row, panel_begin, panel_end, open, count);
+    default:
+      return stream_row<STREAM_PANELS, float>(args, row, panel_begin, panel_end, open, count);
+  }
+}
+
+}  // namespace blockgate::BLOCKGATE_ISA
