@@ -3,7 +3,7 @@
 from blockgate import errors
 from blockgate._version import __version__
 from blockgate.grid import BlockGrid, open_blocks
-from blockgate.layers import DynamicSparseLinear
+from blockgate.layers import DynamicSparseLinear, pack
 from blockgate.schedule import SparsityRamp, set_sparsity
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "__version__",
     "errors",
     "open_blocks",
+    "pack",
     "set_sparsity",
 ]

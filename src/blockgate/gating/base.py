@@ -61,11 +61,13 @@ class Gate(nn.Module, ABC):
     ) -> None:
         super().__init__()
         self.grid = grid
+        self.num_scores = num_scores
         self.key_offset, self.key_size = _check_key(grid.in_features, key_offset, key_size)
         self.backend = check_backend(backend)
         if gate_hidden is not None and (not isinstance(gate_hidden, int) or gate_hidden <= 0):
             raise invalid("gate_hidden", expected="a positive int or None", got=gate_hidden, remedy="Try 32, or None.")
-        scored = self.key_size if gate_hidden is None else gate_hidden
+        self.hidden_size = gate_hidden or 0
+        scored = self.hidden_size or self.key_size
         self.weight = nn.Parameter(torch.empty(num_scores, scored, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(num_scores, device=device, dtype=dtype))
         self.hidden_weight: nn.Parameter | None = None
@@ -128,7 +130,7 @@ class Gate(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""
-        hidden = "" if self.hidden_weight is None else f", hidden={self.hidden_weight.shape[0]}"
+        hidden = f", hidden={self.hidden_size}" if self.hidden_size else ""
         return f"{self.kind}, sparsity={self.target_sparsity:g}, key={self.key_offset}+{self.key_size}{hidden}"
 
     def _layers(self) -> list[tuple[nn.Parameter, nn.Parameter]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from types import EllipsisType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,29 @@ from torch import Tensor, nn
 from blockgate.errors import invalid
 from blockgate.gating import Gate, make_gate
 from blockgate.grid import BlockGrid
+from blockgate.layers.fused import (
+    PackedGate,
+    PackedWeight,
+    Renewed,
+    fits_fused_op,
+    fused_linear,
+    has_fused_op,
+    pack_gate,
+    pack_weight,
+)
 from blockgate.ops import check_backend, check_device, gated_linear
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Self
+
+    from blockgate.gating import TopKGate
+
 __all__ = ["DynamicSparseLinear"]
+
+# The parameters of a gate that the fused op takes in packed form.
+_PACKED_OF_GATE = ("weight", "hidden_weight")
 
 
 class DynamicSparseLinear(nn.Module):
@@ -65,7 +85,9 @@ class DynamicSparseLinear(nn.Module):
         self.grid = BlockGrid(out_features, in_features, block_size)
         self.backend = check_backend(backend)
         self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        self.register_parameter(
+            "bias", nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        )
         self.gate: Gate = make_gate(
             gate,
             self.grid,
@@ -79,6 +101,8 @@ class DynamicSparseLinear(nn.Module):
             device=device,
             dtype=dtype,
         )
+        self._packed = Renewed()
+        self._has_fused_op = has_fused_op(self.gate)
         self._reset_linear()
 
     @classmethod
@@ -127,6 +151,9 @@ class DynamicSparseLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """y (..., out_features) for x (..., in_features), at the cost of the blocks that x opens."""
+        if self._has_fused_op and fits_fused_op(x, self.grid.in_features) and (packed := self._packed_copy()):
+            gate = cast("TopKGate", self._modules["gate"])
+            return fused_linear(x, packed[0], self._parameters["bias"], gate, packed[1], self.grid)
         self._check_input(x)
         rows = x.reshape(-1, self.in_features)
         autocast = _autocast_dtype(x.device.type)
@@ -138,6 +165,20 @@ class DynamicSparseLinear(nn.Module):
         if autocast is not None:
             y = y.to(autocast)
         return y.view(*x.shape[:-1], self.out_features)
+
+    def repack(self) -> None:
+        """Forgets the packed copy of the weights that inference without gradients makes on first use.
+
+        Only needed after writing through `.data` or NumPy, which torch can't see; the copy follows optimizer steps,
+        `load_state_dict`, in-place edits and `.to()` by itself.
+        """
+        self._packed.drop()
+
+    def train(self, mode: bool = True) -> Self:
+        """As nn.Module.train; training gives back the memory of the packed copy."""
+        if mode:
+            self.repack()
+        return super().train(mode)
 
     def gates(self, x: Tensor) -> Tensor:
         """The gates that x (..., in_features) gets: (..., out_blocks, in_blocks), 0 where closed."""
@@ -160,6 +201,26 @@ class DynamicSparseLinear(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
+
+    def _packed_copy(self) -> tuple[PackedWeight, PackedGate] | None:
+        """The weights in the layout of the fused op, renewed when they change; None if they can't be followed there."""
+        weight = self._parameters["weight"]
+        gate = self._modules["gate"]
+        assert weight is not None
+        assert gate is not None
+        sources = [weight, *(p for name, p in gate._parameters.items() if p is not None and name in _PACKED_OF_GATE)]
+        return self._packed.get(sources, self._pack)  # type: ignore[no-any-return]
+
+    def _pack(self) -> tuple[PackedWeight, PackedGate] | None:
+        weights = (self.weight, self.gate.weight)
+        if any(w.dtype is not torch.float32 or not w.is_cpu for w in weights):
+            return None
+        return pack_weight(self.weight, self.grid, torch.float32), pack_gate(self.gate)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.repack()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def _check_input(self, x: Tensor) -> None:
         if x.dim() == 0 or x.shape[-1] != self.in_features:

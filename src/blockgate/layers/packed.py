@@ -1,0 +1,229 @@
+"""Linear layers that hold nothing but packed blocks: what `pack` makes of a model, for inference."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from blockgate.errors import BlockgateError, invalid
+from blockgate.grid import BlockGrid
+from blockgate.layers.fused import (
+    PackedGate,
+    PackedWeight,
+    Renewed,
+    fits_fused_op,
+    fused_linear,
+    has_fused_op,
+    pack_gate,
+    pack_weight,
+)
+from blockgate.layers.linear import DynamicSparseLinear
+from blockgate.ops.packed import PACKED_DTYPES, dense_packed_linear, packed_linear, unpack_blocks
+
+if TYPE_CHECKING:
+    from blockgate.gating import Gate, TopKGate
+
+__all__ = ["FORMAT_VERSION", "PackedBlocks", "PackedDynamicSparseLinear", "PackedLinear", "check_packed_dtype"]
+
+# Of the packed layout in checkpoints; a reader refuses any other.
+FORMAT_VERSION = 1
+
+# How a plain nn.Linear is cut: int8 gets a scale for every 128 inputs.
+DENSE_BLOCK = 128
+
+
+def check_packed_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns `dtype` if weights can be packed to it."""
+    if dtype not in PACKED_DTYPES:
+        raise invalid("dtype", expected=f"one of {PACKED_DTYPES}", got=dtype, remedy="torch.float32 keeps every bit.")
+    return dtype
+
+
+class PackedBlocks(nn.Module):
+    """The packed blocks of one weight, as buffers; loads an unpacked weight too, and packs it anew.
+
+    Args:
+        weight: (m, n), any floating type.
+        grid: its block grid.
+        dtype: torch.float32, torch.bfloat16 or torch.int8.
+    """
+
+    blocks: Tensor
+    scale: Tensor
+    version: Tensor
+
+    def __init__(self, weight: Tensor, grid: BlockGrid, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.grid = grid
+        packed = _pack_checked(weight, grid, dtype)
+        self.register_buffer("blocks", packed.blocks)
+        self.register_buffer("scale", packed.scale)
+        self.register_buffer("version", torch.tensor(FORMAT_VERSION, dtype=torch.int64))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the weights are stored as."""
+        return self.blocks.dtype
+
+    def weight(self) -> Tensor:
+        """The weight (m, n) in float32 that the blocks stand for."""
+        sizes = (self.grid.out_features, self.grid.in_features, *self.grid.block)
+        return cast("Tensor", unpack_blocks(self.blocks, self.scale, *sizes))
+
+    def extra_repr(self) -> str:
+        """For print(model)."""
+        return f"{str(self.dtype).removeprefix('torch.')}, blocks={self.grid.out_blocks}x{self.grid.in_blocks}"
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        # `.half()` and the like would turn stored weights into something no kernel reads; devices may change.
+        def keep_dtype(t: Tensor) -> Tensor:
+            return fn(t).to(t.dtype)  # type: ignore[no-any-return]
+
+        return super()._apply(keep_dtype, recurse)  # type: ignore[no-untyped-call]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        version = state_dict.get(prefix + "version")
+        blocks = state_dict.get(prefix + "blocks")
+        if version is not None and int(version) != FORMAT_VERSION:
+            raise invalid(
+                f"{prefix}version",
+                expected=f"packed format {FORMAT_VERSION}",
+                got=int(version),
+                remedy="Pack the model anew with this version of blockgate.",
+            )
+        if blocks is not None and blocks.dtype != self.dtype:
+            raise invalid(
+                f"{prefix}blocks",
+                expected=f"{self.dtype}, as this model was packed to",
+                got=blocks.dtype,
+                remedy="Pack the model to the dtype of the checkpoint before loading.",
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _pack_checked(weight: Tensor, grid: BlockGrid, dtype: torch.dtype) -> PackedWeight:
+    if dtype == torch.int8 and not torch.isfinite(weight).all():
+        raise invalid("weight", expected="finite values for int8", got="NaN or inf", remedy="Pack to torch.float32.")
+    return pack_weight(weight, grid, dtype)
+
+
+class PackedLinear(nn.Module):
+    """nn.Linear on packed blocks, all of them open. For inference; made by `pack`.
+
+    Args:
+        linear: the layer to pack; its weight is copied, and not kept.
+        dtype: torch.float32, torch.bfloat16 or torch.int8.
+        grid: the cut of the weight; blocks of 128 if None.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(self, linear: nn.Module, dtype: torch.dtype, grid: BlockGrid | None = None) -> None:
+        super().__init__()
+        weight, bias = cast("Tensor", linear.weight), cast("Tensor | None", linear.bias)
+        self.grid = grid or BlockGrid(weight.shape[0], weight.shape[1], DENSE_BLOCK)
+        self.packed = PackedBlocks(weight, self.grid, check_packed_dtype(dtype))
+        copied = None if bias is None else nn.Parameter(bias.detach().float().clone(), requires_grad=False)
+        self.register_parameter("bias", copied)
+
+    @property
+    def in_features(self) -> int:
+        """Size of the last dimension of the input."""
+        return self.grid.in_features
+
+    @property
+    def out_features(self) -> int:
+        """Size of the last dimension of the output."""
+        return self.grid.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """y (..., out_features) for x (..., in_features), in the type of x; computed in float32."""
+        self._check_input(x)
+        rows = x.reshape(-1, self.in_features).float()
+        y = dense_packed_linear(
+            rows, self.packed.blocks, self.packed.scale, self.bias, self.out_features, *self.grid.block
+        )
+        return cast("Tensor", y.to(x.dtype).view(*x.shape[:-1], self.out_features))
+
+    def extra_repr(self) -> str:
+        """The sizes, for print(model)."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+    def _check_input(self, x: Tensor) -> None:
+        if x.dim() == 0 or x.shape[-1] != self.in_features:
+            raise invalid(
+                "input",
+                expected=f"shape (..., {self.in_features})",
+                got=tuple(x.shape),
+                remedy="The last dimension must be in_features.",
+            )
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise BlockgateError(
+                "packed layer: expected an input without gradient, got one that requires it. Packed models are for "
+                "inference: train the model it was packed from, or use torch.no_grad()."
+            )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # A checkpoint of the unpacked layer has `weight`: pack it, and go on as if it had been saved packed.
+        weight = state_dict.pop(prefix + "weight", None)
+        if weight is not None:
+            packed = _pack_checked(weight, self.grid, self.packed.dtype)
+            fresh = {"blocks": packed.blocks, "scale": packed.scale, "version": torch.tensor(FORMAT_VERSION)}
+            state_dict.update({f"{prefix}packed.{name}": value for name, value in fresh.items()})
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class PackedDynamicSparseLinear(PackedLinear):
+    """DynamicSparseLinear on packed blocks: the gate stays float32, the weight is kept packed alone.
+
+    Args:
+        linear: the layer to pack.
+        dtype: torch.float32, torch.bfloat16 or torch.int8.
+    """
+
+    def __init__(self, linear: DynamicSparseLinear, dtype: torch.dtype) -> None:
+        super().__init__(linear, dtype, linear.grid)
+        self.gate: Gate = copy.deepcopy(linear.gate).float().requires_grad_(False)
+        self._packed_gate = Renewed()
+        self._has_fused_op = has_fused_op(self.gate)
+
+    sparsity = DynamicSparseLinear.sparsity
+    gates = DynamicSparseLinear.gates
+
+    def forward(self, x: Tensor) -> Tensor:
+        """y (..., out_features) for x (..., in_features), in the type of x; computed in float32."""
+        if self._has_fused_op and fits_fused_op(x, self.grid.in_features) and (packed_gate := self._follow_gate()):
+            packed = cast("PackedBlocks", self._modules["packed"])._buffers
+            weight = PackedWeight(cast("Tensor", packed["blocks"]), cast("Tensor", packed["scale"]))
+            gate = cast("TopKGate", self._modules["gate"])
+            return fused_linear(x, weight, self._parameters["bias"], gate, packed_gate, self.grid)
+        self._check_input(x)
+        rows = x.reshape(-1, self.in_features).float()
+        gates, indices = self.gate(rows)
+        y = packed_linear(
+            rows,
+            self.packed.blocks,
+            self.packed.scale,
+            self.bias,
+            gates,
+            indices,
+            self.out_features,
+            *self.grid.block,
+        )
+        return cast("Tensor", y.to(x.dtype).view(*x.shape[:-1], self.out_features))
+
+    def repack(self) -> None:
+        """Forgets the packed copy of the gate; needed only after writing its weights through `.data`."""
+        self._packed_gate.drop()
+
+    def _follow_gate(self) -> PackedGate | None:
+        parameters = cast("Gate", self._modules["gate"])._parameters
+        sources = [p for name in ("weight", "hidden_weight") if (p := parameters.get(name)) is not None]
+        return cast("PackedGate | None", self._packed_gate.get(sources, lambda: pack_gate(self.gate)))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self.repack()
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

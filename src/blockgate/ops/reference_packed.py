@@ -1,0 +1,110 @@
+"""The packed layout in plain PyTorch: what the packed kernels must equal, and what serves where they are not built.
+
+Packed blocks have the shape (num_blocks, panels, depth, 16): a block holds panels of 16 outputs, a panel holds for
+each input its 16 weights side by side. One open block is thus one streaming read. Ragged edges are padded with zeros.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockgate.grid import BlockGrid
+from blockgate.ops import reference
+
+__all__ = ["PANEL", "dense_packed_linear", "dynamic_linear", "pack_blocks", "packed_linear", "unpack_blocks"]
+
+PANEL = 16
+
+
+def pack_blocks(weight: Tensor, block_out: int, block_in: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """weight (m, n) -> blocks (num_blocks, panels, depth, 16) of `dtype`, and for int8 their scales.
+
+    int8 is symmetric with one scale for each output row of each block, (num_blocks, panels * 16): the largest weight
+    becomes 127. Other types have no scale, an empty tensor.
+    """
+    grid = BlockGrid(weight.shape[0], weight.shape[1], (block_out, block_in))
+    rows, columns = min(block_out, grid.out_features), min(block_in, grid.in_features)
+    panels = -(-rows // PANEL)
+    padded = F.pad(
+        weight, (0, grid.in_blocks * columns - grid.in_features, 0, grid.out_blocks * rows - grid.out_features)
+    )
+    blocks = padded.view(grid.out_blocks, rows, grid.in_blocks, columns).transpose(1, 2).flatten(0, 1)
+    blocks = F.pad(blocks, (0, 0, 0, panels * PANEL - rows))
+    scale = weight.new_empty(0)
+    if dtype == torch.int8:
+        scale = blocks.abs().amax(-1) / 127
+        blocks = (blocks / torch.where(scale == 0, 1, scale)[..., None]).round().clamp(-127, 127)
+    packed = blocks.view(-1, panels, PANEL, columns).transpose(2, 3).to(dtype)
+    return packed.contiguous(), scale
+
+
+def unpack_blocks(
+    blocks: Tensor, scale: Tensor, out_features: int, in_features: int, block_out: int, block_in: int
+) -> Tensor:
+    """The float32 weight (m, n) that packed blocks stand for."""
+    grid = BlockGrid(out_features, in_features, (block_out, block_in))
+    rows, columns = min(block_out, out_features), min(block_in, in_features)
+    weight = blocks.float().transpose(2, 3).flatten(1, 2)
+    if scale.numel():
+        weight = weight * scale[..., None]
+    weight = weight[:, :rows].view(grid.out_blocks, grid.in_blocks, rows, columns).transpose(1, 2)
+    weight = weight.reshape(grid.out_blocks * rows, grid.in_blocks * columns)
+    return weight[:out_features, :in_features].contiguous()
+
+
+def packed_linear(
+    x: Tensor,
+    blocks: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    gates: Tensor,
+    indices: Tensor,
+    out_features: int,
+    block_out: int,
+    block_in: int,
+) -> Tensor:
+    """`gated_linear` on packed blocks: x (N, n) -> y (N, m)."""
+    weight = unpack_blocks(blocks, scale, out_features, x.shape[1], block_out, block_in)
+    return reference.gated_linear(x, weight, bias, gates, indices, block_out, block_in)
+
+
+def dense_packed_linear(
+    x: Tensor, blocks: Tensor, scale: Tensor, bias: Tensor | None, out_features: int, block_out: int, block_in: int
+) -> Tensor:
+    """An ordinary linear layer on packed blocks, all of them open: x (N, n) -> y (N, m)."""
+    return F.linear(x, unpack_blocks(blocks, scale, out_features, x.shape[1], block_out, block_in), bias)
+
+
+def dynamic_linear(
+    x: Tensor,
+    blocks: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    gate_weight: Tensor,
+    gate_bias: Tensor | None,
+    hidden_weight: Tensor | None,
+    hidden_bias: Tensor | None,
+    key_offset: int,
+    key_size: int,
+    num_blocks: int,
+    hidden_size: int,
+    out_features: int,
+    block_out: int,
+    block_in: int,
+    open_blocks: int,
+    groups: int,
+    normalise: str,
+) -> Tensor:
+    """The whole layer for inference: scores, selection, product. The gate's weights are packed as one block each."""
+    key = x[:, key_offset : key_offset + key_size]
+    if hidden_weight is not None:
+        empty = gate_weight.new_empty(0)
+        hidden = dense_packed_linear(key, hidden_weight, empty, hidden_bias, hidden_size, hidden_size, key_size)
+        key = torch.relu(hidden)
+    scores = dense_packed_linear(
+        key, gate_weight, gate_weight.new_empty(0), gate_bias, num_blocks, num_blocks, key.shape[1]
+    )
+    gates, indices = reference.topk_gates(scores, open_blocks, groups, normalise)
+    return packed_linear(x, blocks, scale, bias, gates, indices, out_features, block_out, block_in)
