@@ -37,6 +37,7 @@ def main(args: list[str] | None = None) -> int:
 
 def _commands() -> dict[str, Any]:
     """Name to dataclass; imported here so that `--version` and `--help` start fast."""
+    from blockgate.cli.bench import Bench
     from blockgate.cli.info import Info
 
-    return {"info": Info}
+    return {"bench": Bench, "info": Info}

@@ -9,9 +9,9 @@
 
 namespace blockgate::BLOCKGATE_ISA {
 
-// Outputs per tile of grad_weight: divides the usual block sizes.
+// Outputs per tile of grad_weight.
 template <class T>
-inline constexpr int GRAD_ROWS = MAX_ROWS<T> >= 4 ? 4 : (MAX_ROWS<T> >= 2 ? 2 : 1);
+inline constexpr int GRAD_ROWS = MAX_ROWS<T>;
 
 // Tokens gathered at once for grad_weight: the gathered rows stay in the second-level cache.
 inline int64_t gathered_tokens(const Grid& grid) {
@@ -19,13 +19,27 @@ inline int64_t gathered_tokens(const Grid& grid) {
   return larger(16, smaller(256, SCRATCH_ELEMENTS / per_token));
 }
 
+// Distance between gathered panels of `width` values a token. Never a power of two: the panels
+// are written side by side and must not evict each other.
+constexpr int64_t gathered_stride(int64_t tokens, int64_t width) {
+  return ceil_div(tokens * width, PANEL) * PANEL + PANEL;
+}
+
 template <class T>
-int64_t backward_scratch(const Grid& grid) {
-  const int64_t outputs = smaller(grid.block_out, grid.out);
-  const int64_t inputs = ceil_div(packed_depth(grid), PANEL) * PANEL;
-  const int64_t gathered =
-      gathered_tokens(grid) * (inputs + ceil_div(outputs, GRAD_ROWS<T>) * GRAD_ROWS<T>);
-  return larger(inputs * outputs, gathered);
+int64_t weight_grad_scratch(const Grid& grid) {
+  const int64_t outputs = smaller(grid.block_out, grid.out), tokens = gathered_tokens(grid);
+  return ceil_div(packed_depth(grid), PANEL) * gathered_stride(tokens, PANEL) +
+         ceil_div(outputs, GRAD_ROWS<T>) * gathered_stride(tokens, GRAD_ROWS<T>);
+}
+
+inline int64_t padded_inputs(const Grid& grid) {
+  return ceil_div(packed_depth(grid), PANEL) * PANEL;
+}
+
+template <class T>
+int64_t input_grad_scratch(const Grid& grid, int64_t tokens) {
+  return padded_inputs(grid) *
+         (smaller(grid.block_out, grid.out) + (tokens < BUFFERED_TOKENS ? 0 : tokens));
 }
 
 // One block seen by grad_x and grad_gates.
@@ -44,54 +58,56 @@ struct InputGradJob {
   const Entry<T>* entries;
 };
 
+// Some tokens, over all panels of the block.
 template <int ROWS, class T>
-BLOCKGATE_INLINE void input_grad_tile(const InputGradJob<T>& job, int64_t panel, int64_t first) {
+BLOCKGATE_INLINE void input_grad_tile(const InputGradJob<T>& job, const Entry<T>* entries) {
   constexpr int VECTORS = PANEL_VECTORS<T>, L = LANES<T>;
   const T* rows[ROWS];
+  Vec<T> products[ROWS] = {};
 #pragma GCC unroll 8
-  for (int m = 0; m < ROWS; ++m)
-    rows[m] = job.grad_y + job.entries[first + m].token * job.grad_y_stride;
-  Tile<T, ROWS, 1> tile;
-  tile_multiply<1>(tile, rows, job.panels + panel * job.outputs * PANEL, 0, job.outputs);
-
-  const int64_t input = panel * PANEL, width = smaller(PANEL, job.inputs - input);
-#pragma GCC unroll 8
-  for (int m = 0; m < ROWS; ++m) {
-    const Entry<T>& entry = job.entries[first + m];
-    const Vec<T>(&acc)[VECTORS] = tile.acc[m];
+  for (int m = 0; m < ROWS; ++m) rows[m] = job.grad_y + entries[m].token * job.grad_y_stride;
+  for (int64_t input = 0; input < job.inputs; input += PANEL) {
+    Tile<T, ROWS, 1> tile;
+    tile_multiply<1>(tile, rows, job.panels + input * job.outputs, 0, job.outputs);
+    const int64_t width = smaller(PANEL, job.inputs - input);
     if (job.grad_gates) {
-      const T* x = job.x + entry.token * job.x_stride + input;
-      T edge[PANEL] = {};
-      if (width < PANEL) {
-        __builtin_memcpy(edge, x, width * sizeof(T));
-        x = edge;
-      }
-      Vec<T> products{};
+#pragma GCC unroll 8
+      for (int m = 0; m < ROWS; ++m) {
+        const T* x = job.x + entries[m].token * job.x_stride + input;
+        T edge[PANEL];
+        if (width < PANEL) {
+          for (int64_t i = 0; i < PANEL; ++i) edge[i] = i < width ? x[i] : T(0);
+          x = edge;
+        }
 #pragma GCC unroll 16
-      for (int v = 0; v < VECTORS; ++v)
-        products = multiply_add(load(x + v * L), acc[v], products);
-      T& grad_gate = job.grad_gates[entry.token * job.slots + entry.slot];
-      const T sum = horizontal_sum<T>(products);
-      grad_gate = panel == 0 ? sum : grad_gate + sum;
+        for (int v = 0; v < VECTORS; ++v)
+          products[m] = multiply_add(load(x + v * L), tile.acc[m][v], products[m]);
+      }
     }
-    if (job.grad_x)
-      add_gated<T>(job.grad_x + entry.token * job.grad_x_stride + input, acc, entry.gate, nullptr,
-                   width);
+    if (job.grad_x) {
+#pragma GCC unroll 8
+      for (int m = 0; m < ROWS; ++m)
+        add_gated<T>(job.grad_x + entries[m].token * job.grad_x_stride + input, tile.acc[m],
+                     entries[m].gate, nullptr, width);
+    }
+  }
+  if (job.grad_gates) {
+#pragma GCC unroll 8
+    for (int m = 0; m < ROWS; ++m)
+      job.grad_gates[entries[m].token * job.slots + entries[m].slot] =
+          horizontal_sum<T>(products[m]);
   }
 }
 
 template <class T>
 void input_grad_block(const InputGradJob<T>& job, int64_t count) {
   const EvenSplit split = even_split(count, MAX_ROWS<T>);
-  for (int64_t panel = 0; panel * PANEL < job.inputs; ++panel) {
-    int64_t first = 0;
-    for (int64_t part = 0; part < split.parts; ++part) {
-      const int64_t rows = split.size + (part < split.larger_parts);
-      with_row_count<T>(rows, [&](auto n) {
-        input_grad_tile<decltype(n)::value>(job, panel, first);
-      });
-      first += rows;
-    }
+  const Entry<T>* entries = job.entries;
+  for (int64_t part = 0; part < split.parts; ++part) {
+    const int64_t rows = split.size + (part < split.larger_parts);
+    with_row_count<T>(rows,
+                      [&](auto n) { input_grad_tile<decltype(n)::value>(job, entries); });
+    entries += rows;
   }
 }
 
@@ -99,21 +115,31 @@ template <class T>
 void input_grad(const BackwardArgs<T>& args, const InputGradTask& task, T* scratch) {
   const Grid& grid = args.grid;
   const int64_t input = task.col * grid.block_in, inputs = inputs_of_col(grid, task.col);
-  if (args.grad_x)
+  const bool buffered = task.token_end - task.token_begin >= BUFFERED_TOKENS;
+  const int64_t stride = buffered ? padded_inputs(grid) : grid.in;
+  T* grad_x = nullptr;
+  if (args.grad_x) {
+    grad_x = buffered ? scratch + padded_inputs(grid) * smaller(grid.block_out, grid.out) -
+                            task.token_begin * stride
+                      : args.grad_x + input;
     for (int64_t t = task.token_begin; t < task.token_end; ++t)
-      __builtin_memset(args.grad_x + t * grid.in + input, 0, inputs * sizeof(T));
+      copy_row<T>(nullptr, inputs, grad_x + t * stride);
+  }
   for (int64_t row = 0; row < grid.rows; ++row) {
     const BlockUse<T> use =
         block_use(args.groups, row * grid.cols + task.col, task.token_begin, task.token_end);
     if (use.count == 0) continue;
-    const int64_t output = row * grid.block_out, outputs = outputs_of_row(grid, row);
-    copy_to_panels(args.weight + output * grid.in + input, grid.in, outputs, inputs, scratch);
-    input_grad_block<T>({args.grad_y + output, args.grad_y_stride, scratch, outputs, inputs,
-                         args.x + input, args.x_stride,
-                         args.grad_x ? args.grad_x + input : nullptr, grid.in, args.grad_gates,
-                         args.slots, use.entries},
+    const int64_t outputs = outputs_of_row(grid, row);
+    copy_to_panels(args.weight + row * grid.block_out * grid.in + input, grid.in, outputs, inputs,
+                   scratch);
+    input_grad_block<T>({args.grad_y.data + row * args.grad_y.block_stride, args.grad_y.stride,
+                         scratch, outputs, inputs, args.x.data + task.col * args.x.block_stride,
+                         args.x.stride, grad_x, stride, args.grad_gates, args.slots, use.entries},
                         use.count);
   }
+  if (grad_x && buffered)
+    for (int64_t t = task.token_begin; t < task.token_end; ++t)
+      copy_row(grad_x + t * stride, inputs, args.grad_x + t * grid.in + input);
 }
 
 // grad_weight tile: ROWS outputs x PANELS panels of inputs, summed over the gathered tokens.
@@ -146,72 +172,89 @@ BLOCKGATE_INLINE void weight_grad_tile(const T* outputs, const T* inputs, int64_
   }
 }
 
-// gathered_y: [output / ROWS][token][output % ROWS]; gathered_x: [input / 16][token][input % 16].
+// The rows of one block's tokens: grad_y as [output / ROWS][token][output % ROWS] and gate * x as
+// [input / 16][token][input % 16].
 template <class T>
-void gather_tokens(const BackwardArgs<T>& args, const Entry<T>* entries, int64_t tokens,
-                   int64_t output, int64_t outputs, int64_t input, int64_t inputs, T* gathered_y,
-                   T* gathered_x) {
-  constexpr int ROWS = GRAD_ROWS<T>, L = LANES<T>;
-  for (int64_t t = 0; t < tokens; ++t) {
-    const T* grad_y = args.grad_y + entries[t].token * args.grad_y_stride + output;
-    T* to_y = gathered_y + t * ROWS;
-    int64_t o = 0;
-    for (; o + ROWS <= outputs; o += ROWS, to_y += tokens * ROWS)
-      __builtin_memcpy(to_y, grad_y + o, ROWS * sizeof(T));
-    if (o < outputs)
-      for (int64_t i = 0; i < ROWS; ++i) to_y[i] = o + i < outputs ? grad_y[o + i] : T(0);
+struct Gathered {
+  T* grad_y;
+  int64_t grad_y_stride;
+  T* x;
+  int64_t x_stride;
+  int64_t tokens, outputs, inputs;
+};
 
-    const T* x = args.x + entries[t].token * args.x_stride + input;
-    const Vec<T> gate = broadcast(entries[t].gate);
-    T* to_x = gathered_x + t * PANEL;
+template <class T>
+void gather_tokens(const Gathered<T>& gathered, const T* grad_y, int64_t grad_y_stride, const T* x,
+                   int64_t x_stride, const Entry<T>* entries) {
+  constexpr int ROWS = GRAD_ROWS<T>, L = LANES<T>;
+  const int64_t outputs = gathered.outputs, inputs = gathered.inputs;
+  for (int64_t t = 0; t < gathered.tokens; ++t) {
+    const T* from_y = grad_y + entries[t].token * grad_y_stride;
+    T* to_y = gathered.grad_y + t * ROWS;
+    int64_t o = 0;
+    // Whole vectors where they fit: what they write beyond this token's place is overwritten by
+    // the next token or falls into the gap between panels.
+    if constexpr (ROWS <= L)
+      for (; o + L <= outputs; o += ROWS, to_y += gathered.grad_y_stride)
+        store(to_y, load(from_y + o));
+    for (; o + ROWS <= outputs; o += ROWS, to_y += gathered.grad_y_stride)
+      __builtin_memcpy(to_y, from_y + o, ROWS * sizeof(T));
+    if (o < outputs)
+      for (int64_t i = 0; i < ROWS; ++i) to_y[i] = o + i < outputs ? from_y[o + i] : T(0);
+
+    const T* from_x = x + entries[t].token * x_stride;
+    const T gate = entries[t].gate;
+    T* to_x = gathered.x + t * PANEL;
     int64_t i = 0;
-    for (; i + PANEL <= inputs; i += PANEL, to_x += tokens * PANEL)
+    for (; i + PANEL <= inputs; i += PANEL, to_x += gathered.x_stride)
 #pragma GCC unroll 16
-      for (int v = 0; v < PANEL_VECTORS<T>; ++v) store(to_x + v * L, gate * load(x + i + v * L));
+      for (int v = 0; v < PANEL_VECTORS<T>; ++v)
+        store(to_x + v * L, broadcast(gate) * load(from_x + i + v * L));
     if (i < inputs)
-      for (int64_t j = 0; j < PANEL; ++j)
-        to_x[j] = i + j < inputs ? entries[t].gate * x[i + j] : T(0);
+      for (int64_t j = 0; j < PANEL; ++j) to_x[j] = i + j < inputs ? gate * from_x[i + j] : T(0);
   }
 }
 
 template <int PANELS, class T>
-BLOCKGATE_INLINE void weight_grad_panels(const T* gathered_y, const T* gathered_x, int64_t tokens,
-                                         int64_t outputs, int64_t inputs, int64_t panel, T* grad,
+BLOCKGATE_INLINE void weight_grad_panels(const Gathered<T>& gathered, int64_t panel, T* grad,
                                          int64_t stride, bool accumulate) {
   constexpr int ROWS = GRAD_ROWS<T>;
-  const int64_t panels = ceil_div(inputs, PANEL);
+  const int64_t panels = ceil_div(gathered.inputs, PANEL);
   for (; panel + PANELS <= panels; panel += PANELS)
-    for (int64_t o = 0; o < outputs; o += ROWS)
-      weight_grad_tile<ROWS, PANELS>(gathered_y + o * tokens, gathered_x + panel * tokens * PANEL,
-                                     tokens * PANEL, tokens, grad + o * stride + panel * PANEL,
-                                     stride, outputs - o, inputs - panel * PANEL, accumulate);
+    for (int64_t o = 0; o < gathered.outputs; o += ROWS)
+      weight_grad_tile<ROWS, PANELS>(
+          gathered.grad_y + o / ROWS * gathered.grad_y_stride,
+          gathered.x + panel * gathered.x_stride, gathered.x_stride, gathered.tokens,
+          grad + o * stride + panel * PANEL, stride, gathered.outputs - o,
+          gathered.inputs - panel * PANEL, accumulate);
   if constexpr (PANELS > 1)
-    weight_grad_panels<PANELS / 2>(gathered_y, gathered_x, tokens, outputs, inputs, panel, grad,
-                                   stride, accumulate);
+    weight_grad_panels<PANELS / 2>(gathered, panel, grad, stride, accumulate);
 }
 
 template <class T>
 void weight_grad(const BackwardArgs<T>& args, int64_t block, T* scratch) {
   const Grid& grid = args.grid;
   const int64_t row = block / grid.cols, col = block % grid.cols;
-  const int64_t output = row * grid.block_out, outputs = outputs_of_row(grid, row);
-  const int64_t input = col * grid.block_in, inputs = inputs_of_col(grid, col);
-  T* grad = args.grad_weight + output * grid.in + input;
+  const int64_t outputs = outputs_of_row(grid, row), inputs = inputs_of_col(grid, col);
+  T* grad = args.grad_weight + row * grid.block_out * grid.in + col * grid.block_in;
   const int64_t begin = args.groups.starts[block], end = args.groups.starts[block + 1];
-  if (begin == end) {
-    for (int64_t o = 0; o < outputs; ++o)
-      __builtin_memset(grad + o * grid.in, 0, inputs * sizeof(T));
-    return;
-  }
+  if (begin == end)
+    for (int64_t o = 0; o < outputs; ++o) copy_row<T>(nullptr, inputs, grad + o * grid.in);
   const int64_t limit = gathered_tokens(grid);
   for (int64_t first = begin; first < end; first += limit) {
     const int64_t tokens = smaller(limit, end - first);
-    T* gathered_x = scratch;
-    T* gathered_y = scratch + ceil_div(inputs, PANEL) * PANEL * tokens;
-    gather_tokens(args, args.groups.entries + first, tokens, output, outputs, input, inputs,
-                  gathered_y, gathered_x);
-    weight_grad_panels<tile_panels<T>(GRAD_ROWS<T>)>(gathered_y, gathered_x, tokens, outputs,
-                                                     inputs, 0, grad, grid.in, first > begin);
+    const int64_t x_stride = gathered_stride(tokens, PANEL);
+    const Gathered<T> gathered{scratch + ceil_div(inputs, PANEL) * x_stride,
+                               gathered_stride(tokens, GRAD_ROWS<T>),
+                               scratch,
+                               x_stride,
+                               tokens,
+                               outputs,
+                               inputs};
+    gather_tokens(gathered, args.grad_y.data + row * args.grad_y.block_stride, args.grad_y.stride,
+                  args.x.data + col * args.x.block_stride, args.x.stride,
+                  args.groups.entries + first);
+    weight_grad_panels<tile_panels<T>(GRAD_ROWS<T>)>(gathered, 0, grad, grid.in, first > begin);
   }
 }
 

@@ -16,10 +16,26 @@ inline int64_t scratch_panels(const Grid& grid) {
   return larger(1, smaller(packed_panels(grid), SCRATCH_ELEMENTS / (packed_depth(grid) * PANEL)));
 }
 
-template <class T>
-int64_t forward_scratch(const Grid& grid) {
+inline int64_t weight_scratch(const Grid& grid) {
   return scratch_panels(grid) * packed_depth(grid) * PANEL;
 }
+
+// From this many tokens on, a task sums its results in a buffer of its own, tokens side by side,
+// and copies them out at its end: y is then written once, not once per open block.
+inline constexpr int64_t BUFFERED_TOKENS = 32;
+
+template <class T>
+int64_t forward_scratch(const Grid& grid, int64_t tokens) {
+  return weight_scratch(grid) +
+         (tokens < BUFFERED_TOKENS ? 0 : tokens * packed_panels(grid) * PANEL);
+}
+
+// Where a task's results are summed: data is the place of token 0.
+template <class T>
+struct Results {
+  T* data;
+  int64_t stride;
+};
 
 // Some panels of one block and the tokens that use them.
 template <class T, class W>
@@ -135,17 +151,21 @@ BlockUse<T> block_use(const Groups<T>& groups, int64_t block, int64_t token_begi
   return {groups.entries + first, first_entry(groups.entries, first, end, token_end) - first};
 }
 
+// The outputs [begin, begin + width) of y that a task owns.
+struct OutputRange {
+  int64_t begin, width;
+};
+
+inline OutputRange outputs_of_task(const Grid& grid, const ForwardTask& task) {
+  const int64_t first = task.panel_begin * PANEL;
+  return {task.row * grid.block_out + first,
+          smaller(task.panel_end * PANEL, outputs_of_row(grid, task.row)) - first};
+}
+
 template <class T>
-void start_with_bias(const ForwardArgs<T>& args, const ForwardTask& task) {
-  const Grid& grid = args.grid;
-  const int64_t begin = task.row * grid.block_out + task.panel_begin * PANEL;
-  const int64_t width =
-      smaller(task.panel_end * PANEL, outputs_of_row(grid, task.row)) - task.panel_begin * PANEL;
-  for (int64_t t = task.token_begin; t < task.token_end; ++t) {
-    T* y = args.y + t * grid.out + begin;
-    if (args.bias) __builtin_memcpy(y, args.bias + begin, width * sizeof(T));
-    else __builtin_memset(y, 0, width * sizeof(T));
-  }
+void copy_row(const T* source, int64_t width, T* target) {
+  if (source) __builtin_memcpy(target, source, width * sizeof(T));
+  else __builtin_memset(target, 0, width * sizeof(T));
 }
 
 // One block whose weights are already T panels or are few enough uses to convert on load.
@@ -172,7 +192,8 @@ void forward_packed(const BlockJob<T, W>& job, int64_t panels, int64_t count, T*
 }
 
 template <class T, class W>
-void forward_row_packed(const ForwardArgs<T>& args, const ForwardTask& task, T* scratch) {
+void forward_row_packed(const ForwardArgs<T>& args, const ForwardTask& task, Results<T> y,
+                        T* scratch) {
   const Grid& grid = args.grid;
   const int64_t stride = packed_depth(grid) * PANEL;
   const int64_t panels = task.panel_end - task.panel_begin;
@@ -182,15 +203,15 @@ void forward_row_packed(const ForwardArgs<T>& args, const ForwardTask& task, T* 
     if (use.count == 0) continue;
     const int64_t output = task.panel_begin * PANEL;
     const BlockJob<T, W> job{
-        args.x + col * grid.block_in,
-        args.x_stride,
+        args.x.data + col * args.x.block_stride,
+        args.x.stride,
         static_cast<const W*>(args.weight) + block * packed_block_size(grid) +
             task.panel_begin * stride,
         stride,
         inputs_of_col(grid, col),
         args.scale ? args.scale + block * packed_panels(grid) * PANEL + output : nullptr,
-        args.y + task.row * grid.block_out + output,
-        grid.out,
+        y.data,
+        y.stride,
         outputs_of_row(grid, task.row) - output,
         use.entries,
         task.token_begin};
@@ -199,7 +220,8 @@ void forward_row_packed(const ForwardArgs<T>& args, const ForwardTask& task, T* 
 }
 
 template <class T>
-void forward_row_major(const ForwardArgs<T>& args, const ForwardTask& task, T* scratch) {
+void forward_row_major(const ForwardArgs<T>& args, const ForwardTask& task, Results<T> y,
+                       T* scratch) {
   const Grid& grid = args.grid;
   const int64_t capacity = scratch_panels(grid);
   for (int64_t col = 0; col < grid.cols; ++col) {
@@ -209,30 +231,49 @@ void forward_row_major(const ForwardArgs<T>& args, const ForwardTask& task, T* s
     const int64_t depth = inputs_of_col(grid, col);
     for (int64_t panel = task.panel_begin; panel < task.panel_end; panel += capacity) {
       const int64_t panels = smaller(capacity, task.panel_end - panel);
-      const int64_t output = task.row * grid.block_out + panel * PANEL;
       const int64_t outputs = outputs_of_row(grid, task.row) - panel * PANEL;
-      const T* weight = static_cast<const T*>(args.weight) + output * grid.in + col * grid.block_in;
+      const T* weight = static_cast<const T*>(args.weight) +
+                        (task.row * grid.block_out + panel * PANEL) * grid.in + col * grid.block_in;
       transpose_to_panels(weight, grid.in, smaller(outputs, panels * PANEL), depth, scratch);
-      forward_block<T, T>({args.x + col * grid.block_in, args.x_stride, scratch, depth * PANEL,
-                           depth, nullptr, args.y + output, grid.out, outputs, use.entries,
-                           task.token_begin},
+      forward_block<T, T>({args.x.data + col * args.x.block_stride, args.x.stride, scratch,
+                           depth * PANEL, depth, nullptr,
+                           y.data + (panel - task.panel_begin) * PANEL, y.stride, outputs,
+                           use.entries, task.token_begin},
                           panels, use.count);
     }
   }
 }
 
 template <class T>
-void forward(const ForwardArgs<T>& args, const ForwardTask& task, T* scratch) {
-  start_with_bias(args, task);
+void forward_row(const ForwardArgs<T>& args, const ForwardTask& task, Results<T> y, T* scratch) {
   if constexpr (sizeof(T) == sizeof(float)) {
     switch (args.kind) {
-      case WeightKind::packed_float: return forward_row_packed<T, T>(args, task, scratch);
-      case WeightKind::packed_bfloat16: return forward_row_packed<T, BFloat16>(args, task, scratch);
-      case WeightKind::packed_int8: return forward_row_packed<T, int8_t>(args, task, scratch);
-      case WeightKind::row_major: break;
+      case WeightKind::packed_float:
+        return forward_row_packed<T, T>(args, task, y, scratch);
+      case WeightKind::packed_bfloat16:
+        return forward_row_packed<T, BFloat16>(args, task, y, scratch);
+      case WeightKind::packed_int8:
+        return forward_row_packed<T, int8_t>(args, task, y, scratch);
+      case WeightKind::row_major:
+        break;
     }
   }
-  forward_row_major<T>(args, task, scratch);
+  forward_row_major<T>(args, task, y, scratch);
+}
+
+template <class T>
+void forward(const ForwardArgs<T>& args, const ForwardTask& task, T* scratch) {
+  const OutputRange range = outputs_of_task(args.grid, task);
+  const bool buffered = task.token_end - task.token_begin >= BUFFERED_TOKENS;
+  const int64_t stride = buffered ? (task.panel_end - task.panel_begin) * PANEL : args.grid.out;
+  T* y = buffered ? scratch + weight_scratch(args.grid) - task.token_begin * stride
+                  : args.y + range.begin;
+  for (int64_t t = task.token_begin; t < task.token_end; ++t)
+    copy_row(args.bias ? args.bias + range.begin : nullptr, range.width, y + t * stride);
+  forward_row<T>(args, task, {y, stride}, scratch);
+  if (buffered)
+    for (int64_t t = task.token_begin; t < task.token_end; ++t)
+      copy_row(y + t * stride, range.width, args.y + t * args.grid.out + range.begin);
 }
 
 }  // namespace blockgate::BLOCKGATE_ISA

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "buffer.h"
 #include "parallel.h"
 
 #include <torch/headeronly/util/Exception.h>
@@ -38,7 +39,7 @@ GroupedGates<T> group_by_block(const T* gates, const int64_t* indices, int64_t t
   const int64_t parts = smaller(threads_for(tokens * slots * 16), larger(1, tokens));
   const auto part_begin = [&](int64_t part) { return tokens * part / parts; };
   // counts[part][block] becomes the place of the next entry of that part in that block.
-  Buffer<int64_t> counts = make_buffer<int64_t>(parts * num_blocks);
+  Buffer<int64_t> counts(parts * num_blocks);
   std::memset(counts.get(), 0, parts * num_blocks * sizeof(int64_t));
   std::atomic<int64_t> bad{-1};
   run_tasks(parts, parts, [&](int64_t part) {
@@ -53,7 +54,7 @@ GroupedGates<T> group_by_block(const T* gates, const int64_t* indices, int64_t t
                   indices[found]);
 
   GroupedGates<T> groups;
-  groups.starts = make_buffer<int64_t>(num_blocks + 1);
+  groups.starts = Buffer<int64_t>(num_blocks + 1);
   int64_t total = 0;
   for (int64_t block = 0; block < num_blocks; ++block) {
     groups.starts[block] = total;
@@ -64,7 +65,7 @@ GroupedGates<T> group_by_block(const T* gates, const int64_t* indices, int64_t t
     }
   }
   groups.starts[num_blocks] = total;
-  groups.entries = make_buffer<Entry<T>>(total);
+  groups.entries = Buffer<Entry<T>>(total);
   run_tasks(parts, parts, [&](int64_t part) {
     int64_t* place = counts.get() + part * num_blocks;
     Entry<T>* entries = groups.entries.get();

@@ -10,8 +10,14 @@ namespace blockgate::BLOCKGATE_ISA {
 
 template <class T>
 constexpr TypedKernels<T> typed_set() {
-  return {forward<T>,          input_grad<T>, weight_grad<T>,   forward_scratch<T>,
-          backward_scratch<T>, top_k<T>,      top_k_backward<T>};
+  return {forward<T>,
+          input_grad<T>,
+          weight_grad<T>,
+          forward_scratch<T>,
+          input_grad_scratch<T>,
+          weight_grad_scratch<T>,
+          top_k<T>,
+          top_k_backward<T>};
 }
 
 constexpr KernelTable make_table(const char* name) {

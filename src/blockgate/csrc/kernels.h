@@ -52,12 +52,20 @@ struct Groups {
   const Entry<T>* entries;
 };
 
+// Rows of tokens, cut into blocks of columns: block b of token t starts at
+// data + b * block_stride + t * stride. In place that is one row-major matrix; for larger batches
+// the blocks are copied apart, because rows at a power-of-two distance evict each other.
+template <class T>
+struct BlockRows {
+  const T* data;
+  int64_t block_stride, stride;
+};
+
 // y = bias + sum over open blocks of gate * (block x). groups.entries null: all open, gate 1.
 template <class T>
 struct ForwardArgs {
   Grid grid;
-  const T* x;
-  int64_t x_stride;
+  BlockRows<T> x;
   const void* weight;
   WeightKind kind;
   const float* scale;
@@ -91,10 +99,8 @@ struct StreamArgs {
 template <class T>
 struct BackwardArgs {
   Grid grid;
-  const T* grad_y;
-  int64_t grad_y_stride;
-  const T* x;
-  int64_t x_stride;
+  BlockRows<T> grad_y;
+  BlockRows<T> x;
   const T* weight;
   T* grad_x;       // null: not needed
   T* grad_gates;   // null: not needed
@@ -120,9 +126,10 @@ struct TypedKernels {
   void (*forward)(const ForwardArgs<T>&, const ForwardTask&, T* scratch);
   void (*input_grad)(const BackwardArgs<T>&, const InputGradTask&, T* scratch);
   void (*weight_grad)(const BackwardArgs<T>&, int64_t block, T* scratch);
-  // Elements of T that the calls above need as scratch, aligned to 64 bytes.
-  int64_t (*forward_scratch)(const Grid&);
-  int64_t (*backward_scratch)(const Grid&);
+  // Elements of T that the calls above need as scratch for tasks of at most `tokens` tokens.
+  int64_t (*forward_scratch)(const Grid&, int64_t tokens);
+  int64_t (*input_grad_scratch)(const Grid&, int64_t tokens);
+  int64_t (*weight_grad_scratch)(const Grid&);
   // One row of scores. `scratch` holds 2 * (scores / groups + 16) elements of T.
   void (*top_k)(const TopK&, const T* scores, T* gates, int64_t* indices, T* scratch);
   // One row; grad_scores is zeroed by the caller. `kept` = groups * open_blocks.

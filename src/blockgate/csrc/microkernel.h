@@ -31,6 +31,19 @@ template <int K_STRIDE, class T, class W, int ROWS, int PANELS>
 BLOCKGATE_INLINE void tile_step(Tile<T, ROWS, PANELS>& tile, const T* const (&rows)[ROWS],
                                 const W* panels, int64_t panel_stride, int64_t k) {
   constexpr int VECTORS = PANEL_VECTORS<T>;
+  if constexpr (ROWS == 1) {
+    // Each weight is used once: loading all of them first would crowd out the accumulators.
+    const Vec<T> a = broadcast(rows[0][k * K_STRIDE]);
+#pragma GCC unroll 8
+    for (int p = 0; p < PANELS; ++p)
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; ++v) {
+        Vec<T>& acc = tile.acc[0][p * VECTORS + v];
+        acc = multiply_add(
+            a, load_weight(panels + p * panel_stride + k * PANEL + v * LANES<T>), acc);
+      }
+    return;
+  }
   Vec<T> w[PANELS * VECTORS];
 #pragma GCC unroll 8
   for (int p = 0; p < PANELS; ++p)

@@ -58,16 +58,16 @@ Tensor dynamic_linear(const Tensor& x, const Tensor& blocks, const Tensor& scale
   if (hidden_weight) {
     const GateLayer layer = gate_layer_of(*hidden_weight, hidden_bias,
                                           "hidden_weight or hidden_bias", hidden_size, key_size);
-    hidden = make_buffer<float>(tokens * hidden_size);
+    hidden = Buffer<float>(tokens * hidden_size);
     run_gate_layer(layer, key, key_stride, tokens, hidden.get());
     for (int64_t i = 0; i < tokens * hidden_size; ++i) hidden[i] = hidden[i] <= 0 ? 0 : hidden[i];
     key = hidden.get();
     key_stride = hidden_size;
   }
-  Buffer<float> scores = make_buffer<float>(tokens * num_blocks);
+  Buffer<float> scores(tokens * num_blocks);
   run_gate_layer(gate, key, key_stride, tokens, scores.get());
-  Buffer<float> gates = make_buffer<float>(tokens * kept);
-  Buffer<int64_t> indices = make_buffer<int64_t>(tokens * kept);
+  Buffer<float> gates(tokens * kept);
+  Buffer<int64_t> indices(tokens * kept);
   run_top_k<float>(spec, scores.get(), num_blocks, tokens, gates.get(), indices.get());
   run_packed(packed, grid, rows.data, rows.stride, tokens, b.data, gates.get(), indices.get(), kept,
              data_of<float>(y));

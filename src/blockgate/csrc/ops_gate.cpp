@@ -24,8 +24,8 @@ Tensor gate_scores(const Tensor& key, const Tensor& weight, const std::optional<
     const Dense<T> b = bias_of<T>(bias, "bias", grid.out, weight);
     const Tensor scores = empty_tensor({rows.count, grid.out}, SCALAR_TYPE<T>);
     if (rows.count > 0)
-      run_forward<T>({grid, rows.data, rows.stride, w.data, WeightKind::row_major, nullptr, b.data,
-                      data_of<T>(scores), {nullptr, nullptr}},
+      run_forward<T>({grid, {rows.data, grid.in, rows.stride}, w.data, WeightKind::row_major, nullptr,
+                      b.data, data_of<T>(scores), {nullptr, nullptr}},
                      rows.count, rows.count);
     return scores;
   });
@@ -60,22 +60,26 @@ Tensor topk_gates_backward(const Tensor& grad_gates, const Tensor& scores, const
       check_size(*t, name, 0, rows.count);
       check_size(*t, name, 1, kept);
     }
-    for (int64_t i = 0; i < rows.count * kept; ++i)
-      STD_TORCH_CHECK(uint64_t(index.data[i]) < uint64_t(rows.width),
-                      "indices: expected block indices in [0, ", rows.width, "), got ",
-                      index.data[i]);
     const TopK spec{rows.width, kept, 1, normalise_of(normalise)};
     const Tensor result = empty_tensor({rows.count, rows.width}, SCALAR_TYPE<T>);
     T* out = data_of<T>(result);
     const auto& kernel = typed_kernels<T>();
     const int64_t parts = row_parts(rows.count, rows.width);
+    std::atomic<int64_t> bad{-1};
     run_tasks(parts, parts, [&](int64_t part) {
       for (int64_t t = rows.count * part / parts; t < rows.count * (part + 1) / parts; ++t) {
+        for (int64_t i = t * kept; i < (t + 1) * kept; ++i)
+          if (uint64_t(index.data[i]) >= uint64_t(rows.width)) {
+            bad.store(i, std::memory_order_relaxed);
+            return;
+          }
         std::memset(out + t * rows.width, 0, rows.width * sizeof(T));
         kernel.top_k_backward(spec, grad.data + t * kept, rows.data + t * rows.stride,
                               gate.data + t * kept, index.data + t * kept, out + t * rows.width);
       }
     });
+    STD_TORCH_CHECK(bad < 0, "indices: expected block indices in [0, ", rows.width, "), got ",
+                    index.data[bad]);
     return result;
   });
 }

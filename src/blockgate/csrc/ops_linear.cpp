@@ -25,7 +25,9 @@ Tensor gated_linear(const Tensor& x, const Tensor& weight, const std::optional<T
     if (rows.count == 0) return y;
     const GroupedGates<T> groups = group_by_block<T>(
         gate.gates.data, gate.indices.data, rows.count, gate.slots, grid.rows * grid.cols);
-    run_forward<T>({grid, rows.data, rows.stride, w.data, WeightKind::row_major, nullptr, b.data,
+    const BlockRowsCopy<T> blocked =
+        block_rows(rows.data, rows.stride, rows.count, grid.in, grid.block_in);
+    run_forward<T>({grid, blocked.view, w.data, WeightKind::row_major, nullptr, b.data,
                     data_of<T>(y), groups.view()},
                    rows.count, groups.starts[grid.rows * grid.cols]);
     return y;
@@ -60,11 +62,13 @@ std::tuple<Tensor, Tensor, Tensor> gated_linear_backward(
     const GroupedGates<T> groups = group_by_block<T>(
         gate.gates.data, gate.indices.data, rows.count, gate.slots, grid.rows * grid.cols);
     const int64_t open = groups.starts[grid.rows * grid.cols];
+    const BlockRowsCopy<T> blocked_x =
+        block_rows(rows.data, rows.stride, rows.count, grid.in, grid.block_in);
+    const BlockRowsCopy<T> blocked_grad =
+        block_rows(grad.data, grad.stride, rows.count, grid.out, grid.block_out);
     const BackwardArgs<T> args{grid,
-                               grad.data,
-                               grad.stride,
-                               rows.data,
-                               rows.stride,
+                               blocked_grad.view,
+                               blocked_x.view,
                                w.data,
                                need_x ? data_of<T>(grad_x) : nullptr,
                                need_gates ? data_of<T>(grad_gates) : nullptr,

@@ -68,7 +68,8 @@ void run_packed_dense(const PackedWeight& weight, const Grid& grid, const float*
                int64_t(open.size()));
     return;
   }
-  run_forward<float>({grid, x, x_stride, weight.data, weight.kind, weight.scale, bias, y,
+  const BlockRowsCopy<float> blocked = block_rows(x, x_stride, tokens, grid.in, grid.block_in);
+  run_forward<float>({grid, blocked.view, weight.data, weight.kind, weight.scale, bias, y,
                       {nullptr, nullptr}},
                      tokens, tokens * grid.rows * grid.cols);
 }
@@ -85,7 +86,8 @@ void run_packed(const PackedWeight& weight, const Grid& grid, const float* x, in
   }
   const GroupedGates<float> groups =
       group_by_block<float>(gates, indices, tokens, slots, grid.rows * grid.cols);
-  run_forward<float>({grid, x, x_stride, weight.data, weight.kind, weight.scale, bias, y,
+  const BlockRowsCopy<float> blocked = block_rows(x, x_stride, tokens, grid.in, grid.block_in);
+  run_forward<float>({grid, blocked.view, weight.data, weight.kind, weight.scale, bias, y,
                       groups.view()},
                      tokens, groups.starts[grid.rows * grid.cols]);
 }

@@ -1,12 +1,9 @@
-// Tasks on torch's own threads, and scratch memory for the threads that run them.
+// Tasks on torch's own threads.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
 
 #include <atomic>
-#include <cstdlib>
-#include <memory>
-#include <new>
 
 namespace blockgate {
 
@@ -37,34 +34,6 @@ inline int64_t threads_for(int64_t work) {
   if (useful <= 1) return 1;
   const int64_t available = thread_count();
   return useful < available ? useful : available;
-}
-
-struct FreeDeleter {
-  void operator()(void* p) const { std::free(p); }
-};
-template <class T>
-using Buffer = std::unique_ptr<T[], FreeDeleter>;
-
-// Uninitialised, aligned to a cache line.
-template <class T>
-Buffer<T> make_buffer(int64_t count) {
-  const size_t bytes = (size_t(count) * sizeof(T) + 64) / 64 * 64;
-  void* p = std::aligned_alloc(64, bytes);
-  if (!p) throw std::bad_alloc();
-  return Buffer<T>(static_cast<T*>(p));
-}
-
-// One buffer per thread and type, as large as the largest block asked for so far, so that tasks
-// don't fault in fresh pages. A caller uses it only until its task ends.
-template <class T>
-T* thread_scratch(int64_t count) {
-  thread_local Buffer<T> buffer;
-  thread_local int64_t capacity = 0;
-  if (count > capacity) {
-    buffer = make_buffer<T>(count);
-    capacity = count;
-  }
-  return buffer.get();
 }
 
 }  // namespace blockgate

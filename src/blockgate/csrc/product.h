@@ -3,12 +3,45 @@
 
 #include "grouping.h"
 #include "kernels.h"
+#include "buffer.h"
 #include "parallel.h"
+
+#include <cstring>
+#include <utility>
 
 namespace blockgate {
 
 // Tasks per thread that even out rows of unequal work.
 inline constexpr int64_t TASKS_PER_THREAD = 4;
+
+// Tokens in one task at most: bounds the memory a task sums its results in.
+inline int64_t token_limit(int64_t block) {
+  constexpr int64_t BUFFER_ELEMENTS = 262144;
+  return larger(64, BUFFER_ELEMENTS / block);
+}
+
+// Owns the copy if there is one.
+template <class T>
+struct BlockRowsCopy {
+  BlockRows<T> view;
+  Buffer<T> copy;
+};
+
+// The columns of a row-major matrix in blocks; see BlockRows on why large batches are copied.
+template <class T>
+BlockRowsCopy<T> block_rows(const T* data, int64_t stride, int64_t tokens, int64_t width,
+                            int64_t block) {
+  constexpr int64_t COPIED_TOKENS = 32;
+  if (tokens < COPIED_TOKENS || block >= width) return {{data, block, stride}, Buffer<T>()};
+  const int64_t blocks = ceil_div(width, block);
+  Buffer<T> copy(blocks * tokens * block);
+  run_tasks(blocks, threads_for(tokens * width), [&](int64_t b) {
+    const int64_t size = smaller(block, width - b * block) * sizeof(T);
+    for (int64_t t = 0; t < tokens; ++t)
+      std::memcpy(copy.get() + (b * tokens + t) * block, data + t * stride + b * block, size);
+  });
+  return {{copy.get(), tokens * block, block}, std::move(copy)};
+}
 
 // y for all tokens. `open` is the number of open (token, block) pairs: the work.
 template <class T>
@@ -22,9 +55,11 @@ void run_forward(const ForwardArgs<T>& args, int64_t tokens, int64_t open) {
   // First by rows of blocks, then by panels, and only then by tokens, which repeats the work per
   // block. None of the cuts changes a bit of the result.
   const int64_t panel_parts = smaller(panels, ceil_div(wanted, grid.rows));
-  const int64_t token_parts = smaller(tokens, ceil_div(wanted, grid.rows * panel_parts));
+  const int64_t token_parts =
+      larger(smaller(tokens, ceil_div(wanted, grid.rows * panel_parts)),
+             ceil_div(tokens, token_limit(smaller(grid.block_out, grid.out))));
   const auto& kernel = typed_kernels<T>();
-  const int64_t scratch = kernel.forward_scratch(grid);
+  const int64_t scratch = kernel.forward_scratch(grid, ceil_div(tokens, token_parts));
   run_tasks(grid.rows * panel_parts * token_parts, threads, [&](int64_t i) {
     const int64_t row = i / (panel_parts * token_parts);
     const int64_t panel = i / token_parts % panel_parts, token = i % token_parts;
@@ -33,7 +68,7 @@ void run_forward(const ForwardArgs<T>& args, int64_t tokens, int64_t open) {
                            row_panels * (panel + 1) / panel_parts, tokens * token / token_parts,
                            tokens * (token + 1) / token_parts};
     if (task.panel_begin < task.panel_end)
-      kernel.forward(args, task, thread_scratch<T>(scratch));
+      kernel.forward(args, task, Buffer<T>(scratch).get());
   });
 }
 
@@ -43,15 +78,16 @@ void run_input_grad(const BackwardArgs<T>& args, int64_t tokens, int64_t open) {
   const Grid& grid = args.grid;
   const int64_t threads = threads_for(open * grid.block_out * packed_depth(grid) / 8);
   const int64_t wanted = threads == 1 ? 1 : threads * TASKS_PER_THREAD;
-  const int64_t token_parts = smaller(tokens, ceil_div(wanted, grid.cols));
+  const int64_t token_parts = larger(smaller(tokens, ceil_div(wanted, grid.cols)),
+                                     ceil_div(tokens, token_limit(packed_depth(grid))));
   const auto& kernel = typed_kernels<T>();
-  const int64_t scratch = kernel.backward_scratch(grid);
+  const int64_t scratch = kernel.input_grad_scratch(grid, ceil_div(tokens, token_parts));
   run_tasks(grid.cols * token_parts, threads, [&](int64_t i) {
     const int64_t token = i % token_parts;
     kernel.input_grad(args,
                       {i / token_parts, tokens * token / token_parts,
                        tokens * (token + 1) / token_parts},
-                      thread_scratch<T>(scratch));
+                      Buffer<T>(scratch).get());
   });
 }
 
@@ -61,9 +97,9 @@ void run_weight_grad(const BackwardArgs<T>& args, int64_t open) {
   const int64_t work = open * smaller(grid.block_out, grid.out) * packed_depth(grid) / 8 +
                        grid.out * grid.in / 8;
   const auto& kernel = typed_kernels<T>();
-  const int64_t scratch = kernel.backward_scratch(grid);
+  const int64_t scratch = kernel.weight_grad_scratch(grid);
   run_tasks(grid.rows * grid.cols, threads_for(work),
-            [&](int64_t block) { kernel.weight_grad(args, block, thread_scratch<T>(scratch)); });
+            [&](int64_t block) { kernel.weight_grad(args, block, Buffer<T>(scratch).get()); });
 }
 
 }  // namespace blockgate

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "buffer.h"
 #include "parallel.h"
 
 #include <torch/headeronly/util/Exception.h>
@@ -39,9 +40,9 @@ void run_top_k(const TopK& spec, const T* scores, int64_t stride, int64_t rows, 
   const auto& kernel = typed_kernels<T>();
   const int64_t parts = row_parts(rows, spec.scores);
   run_tasks(parts, parts, [&](int64_t part) {
-    T* scratch = thread_scratch<T>(2 * (spec.scores / spec.groups + 16));
+    const Buffer<T> scratch(2 * (spec.scores / spec.groups + 16));
     for (int64_t t = rows * part / parts; t < rows * (part + 1) / parts; ++t)
-      kernel.top_k(spec, scores + t * stride, gates + t * kept, indices + t * kept, scratch);
+      kernel.top_k(spec, scores + t * stride, gates + t * kept, indices + t * kept, scratch.get());
   });
 }
 

@@ -191,21 +191,23 @@ template <class T>
 void top_k_backward(const TopK& spec, const T* grad_gates, const T* scores, const T* gates,
                     const int64_t* indices, T* grad_scores) {
   const int64_t kept = spec.groups * spec.open_blocks;
-  double sum[8] = {}, squares[8] = {}, dot[8] = {};
-  for (int64_t i = 0; i < kept; ++i) {
+  double sum[4] = {}, squares[4] = {}, dot[4] = {};
+  const auto add = [&](int64_t i, int lane) {
     const T score = scores[indices[i]];
     const double v = score <= 0 ? T(0) : score;
-    sum[i % 8] += v;
-    squares[i % 8] += v * v;
-    dot[i % 8] += double(grad_gates[i]) * double(gates[i]);
+    sum[lane] += v;
+    squares[lane] += v * v;
+    dot[lane] += double(grad_gates[i]) * double(gates[i]);
+  };
+  int64_t done = 0;
+  for (; done + 4 <= kept; done += 4) {
+#pragma GCC unroll 4
+    for (int lane = 0; lane < 4; ++lane) add(done + lane, lane);
   }
-  Moments m{0, 0};
-  double gate_dot = 0;
-  for (int j = 0; j < 8; ++j) {
-    m.sum += sum[j];
-    m.squares += squares[j];
-    gate_dot += dot[j];
-  }
+  for (; done < kept; ++done) add(done, 0);
+  const Moments m{(sum[0] + sum[1]) + (sum[2] + sum[3]),
+                  (squares[0] + squares[1]) + (squares[2] + squares[3])};
+  const double gate_dot = (dot[0] + dot[1]) + (dot[2] + dot[3]);
   const double scale = gate_scale(m, spec.scores, spec.normalise);
   const double mean_dot = spec.normalise == Normalise::none ? 0 : gate_dot / double(spec.scores);
   for (int64_t i = 0; i < kept; ++i) {

@@ -64,37 +64,46 @@ BLOCKGATE_INLINE V multiply_add(V a, V b, V c) {
 BLOCKGATE_INLINE Vec<float> load_weight(const float* p) { return load(p); }
 BLOCKGATE_INLINE Vec<double> load_weight(const double* p) { return load(p); }
 
+// Widening by intrinsics where the extension's own conversions become a dozen instructions.
 BLOCKGATE_INLINE Vec<float> load_weight(const BFloat16* p) {
+#if BLOCKGATE_VECTOR_BYTES == 64
+  const auto bits = (Vec<uint32_t>)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+#elif BLOCKGATE_VECTOR_BYTES == 32
+  const auto bits = (Vec<uint32_t>)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+#else
   typedef uint16_t Narrow __attribute__((vector_size(BLOCKGATE_VECTOR_BYTES / 2)));
-  Narrow bits;
-  __builtin_memcpy(&bits, p, sizeof bits);
-  return (Vec<float>)(__builtin_convertvector(bits, Vec<uint32_t>) << 16);
+  Narrow narrow;
+  __builtin_memcpy(&narrow, p, sizeof narrow);
+  const auto bits = __builtin_convertvector(narrow, Vec<uint32_t>);
+#endif
+  return (Vec<float>)(bits << 16);
 }
 
-// Intrinsics where the extension's own conversion from bytes becomes a dozen instructions.
 BLOCKGATE_INLINE Vec<float> load_weight(const int8_t* p) {
-  typedef int8_t Narrow __attribute__((vector_size(BLOCKGATE_VECTOR_BYTES / 4)));
-  Narrow bytes;
-  __builtin_memcpy(&bytes, p, sizeof bytes);
 #if BLOCKGATE_VECTOR_BYTES == 64
-  const Vec<int32_t> wide = (Vec<int32_t>)_mm512_cvtepi8_epi32((__m128i)bytes);
+  const auto wide = (Vec<int32_t>)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
 #elif BLOCKGATE_VECTOR_BYTES == 32
-  const Vec<int32_t> wide =
-      (Vec<int32_t>)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
+  const auto wide = (Vec<int32_t>)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
 #else
-  const Vec<int32_t> wide = __builtin_convertvector(bytes, Vec<int32_t>);
+  typedef int8_t Narrow __attribute__((vector_size(BLOCKGATE_VECTOR_BYTES / 4)));
+  Narrow narrow;
+  __builtin_memcpy(&narrow, p, sizeof narrow);
+  const auto wide = __builtin_convertvector(narrow, Vec<int32_t>);
 #endif
   return __builtin_convertvector(wide, Vec<float>);
 }
 
-// Fixed tree, so that a sum never depends on tiles or threads.
+// Halves added in a fixed tree, so that a sum never depends on tiles or threads.
 template <class T>
 BLOCKGATE_INLINE T horizontal_sum(Vec<T> v) {
-  T lanes[LANES<T>];
-  store(lanes, v);
-  for (int width = LANES<T> / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
+  constexpr int L = LANES<T>;
+  if constexpr (L == 16) v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  if constexpr (L == 16) v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7);
+  if constexpr (L == 16) v += __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3);
+  if constexpr (L == 8) v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
+  if constexpr (L == 8) v += __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3);
+  if constexpr (L == 4) v += __builtin_shufflevector(v, v, 2, 3, 2, 3);
+  return v[0] + v[1];
 }
 
 }  // namespace blockgate::BLOCKGATE_ISA

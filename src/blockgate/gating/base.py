@@ -102,6 +102,11 @@ class Gate(nn.Module, ABC):
         """The integer k that the sparsity means for this gate."""
         return self._open_blocks_carrier.shape[0]
 
+    @property
+    def target_density(self) -> float:
+        """The share of blocks that open when enough scores are positive; rounding to whole blocks included."""
+        return self.open_blocks / self.grid.num_blocks
+
     def scores(self, x: Tensor) -> Tensor:
         """Raw scores (N, num_scores), before any ReLU of the gate kind, for x (N, in_features)."""
         key = x[:, self.key_offset : self.key_offset + self.key_size]

@@ -43,6 +43,11 @@ class TopKGate(Gate):
         """How many blocks to keep per group: the whole grid, or one row of it."""
         return open_blocks(sparsity, self._group_size)
 
+    @property
+    def target_density(self) -> float:
+        """The share of blocks that open when enough scores are positive; rounding to whole blocks included."""
+        return self.groups * self.open_blocks / self.grid.num_blocks
+
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Compact gates and ascending block indices, (N, groups * open_blocks), for x (N, in_features)."""
         return topk_gates(

@@ -1,0 +1,1 @@
+"""Measurements side by side: what `blockgate bench` prints."""

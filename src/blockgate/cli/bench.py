@@ -1,0 +1,162 @@
+"""`blockgate bench`: what the layers save on this machine, measured side by side with torch."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import torch
+import tyro
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import Progress, TaskID
+
+from blockgate.bench import machine, report
+from blockgate.bench.linear import LinearCase, LinearResult, run_linear
+from blockgate.bench.targets import TARGETS, TargetResult, run_target
+from blockgate.bench.training import TrainingResult, run_training
+from blockgate.errors import invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Bench"]
+
+DEFAULT_SHAPES = ("6144x1536", "4608x3072", "1024x1024", "10000x1536", "4096x4096")
+DEFAULT_BATCHES = (1, 4, 16, 64, 256, 1024)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bench:
+    """Times blockgate against torch on this machine, side by side, gate included.
+
+    `targets` measures the lines of the README's speed table against their floors (about 5 minutes). `linear` compares
+    a layer with dense torch, torch's sparse formats and torch's int8. Let nothing else run meanwhile.
+
+    Examples:
+        blockgate bench targets
+        blockgate bench linear --shapes 1024x1024 --batches 1 16
+        blockgate bench linear --training --shapes 6144x1536 --batches 512
+    """
+
+    what: Annotated[Literal["targets", "linear"], tyro.conf.Positional] = "targets"
+    """The table of promises, or a layer of your choice."""
+    shapes: tuple[str, ...] = DEFAULT_SHAPES
+    """Layers as OUTxIN features."""
+    batches: tuple[int, ...] = DEFAULT_BATCHES
+    """Rows of input."""
+    sparsities: tuple[float, ...] = (0.0, 0.5, 0.75, 0.9)
+    """Shares of closed blocks."""
+    block: int = 128
+    """Block size."""
+    key: int = 128
+    """Input features that the gate reads."""
+    select: Literal["global", "per_row"] = "global"
+    """How the gate chooses."""
+    threads: int | None = None
+    """Threads; torch's own number if unset."""
+    cold: bool = False
+    """Evict the cache before every timed call."""
+    training: bool = False
+    """Time forward and backward, and measure peak memory, instead of inference."""
+    static: bool = True
+    """Also time torch's CSR and BSR at the same sparsities, and its int8."""
+    seconds: float = 1.0
+    """Time to spend on each arm."""
+    only: str = ""
+    """With `targets`: only the lines that contain this text."""
+    output: Path | None = None
+    """Where to write the report: PATH.md, PATH.json and, for `linear`, PATH.png. Unset: print only."""
+    json: bool = False
+    """Print JSON, for machines."""
+
+    def run(self) -> None:
+        """Measures, prints, and writes the report if asked."""
+        if self.threads is not None:
+            if self.threads < 1:
+                raise invalid("--threads", expected="at least 1", got=self.threads, remedy="Leave it out for torch's.")
+            torch.set_num_threads(self.threads)
+        console = Console(stderr=True)
+        roofs = {"read_bytes_per_second": machine.read_bandwidth(64 << 20), "flops": machine.peak_flops()}
+        described = machine.describe()
+        with Progress(console=console, transient=True) as progress:
+            results, markdown = self._targets(progress) if self.what == "targets" else self._linear(progress)
+        title = "Speed targets" if self.what == "targets" else "Linear layers"
+        command = shlex.join(["blockgate", *sys.argv[1:]])
+        text = report.head(title, described, roofs, command) + markdown
+        data: dict[str, Any] = {
+            "command": command,
+            "machine": described,
+            "roofs": roofs,
+            "results": [result.to_dict() for result in results],
+        }
+        if self.json:
+            print(json.dumps(data, indent=1))
+        else:
+            Console().print(Markdown(text))
+        if self.output is not None:
+            written = report.write_report(self.output, text, data)
+            linear = [result for result in results if isinstance(result, LinearResult)]
+            if linear:
+                written.append(self.output.with_name(self.output.name + ".png"))
+                report.plot_speedups(linear, written[-1])
+            console.print("wrote " + ", ".join(map(str, written)))
+
+    def _targets(self, progress: Progress) -> tuple[list[TargetResult], str]:
+        targets = [target for target in TARGETS if self.only in target.work]
+        if not targets:
+            works = [target.work for target in TARGETS]
+            raise invalid("--only", expected=f"a part of one of {works}", got=self.only, remedy="Leave it out for all.")
+        results = []
+        bar = progress.add_task("targets", total=len(targets))
+        for target in targets:
+            progress.update(bar, description=target.work)
+            results.append(run_target(target, seconds=self.seconds))
+            progress.advance(bar)
+        return results, report.targets_markdown(results)
+
+    def _linear(self, progress: Progress) -> tuple[list[LinearResult] | list[TrainingResult], str]:
+        cases = [
+            LinearCase(
+                out_features=out_features,
+                in_features=in_features,
+                batch=batch,
+                block=self.block,
+                key=self.key,
+                sparsities=self.sparsities,
+                select=self.select,
+                static=self.static,
+                cold=self.cold,
+            )
+            for (out_features, in_features), batch in itertools.product(map(parse_shape, self.shapes), self.batches)
+        ]
+        bar = progress.add_task("layers", total=8 * len(cases))
+        advance = _advance(progress, bar)
+        if self.training:
+            trained = []
+            for case in cases:
+                progress.update(bar, description=f"training {case.title}")
+                trained.append(run_training(case, seconds=self.seconds, progress=advance))
+            return trained, "".join(map(report.training_markdown, trained))
+        results = []
+        for case in cases:
+            progress.update(bar, description=case.title)
+            results.append(run_linear(case, seconds=self.seconds, progress=advance))
+        return results, "".join(map(report.linear_markdown, results))
+
+
+def parse_shape(text: str) -> tuple[int, int]:
+    """(out, in) from "OUTxIN"."""
+    parts = text.lower().split("x")
+    if len(parts) != 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise invalid("--shapes", expected="OUTxIN such as 6144x1536", got=text, remedy="Give positive sizes.")
+    return int(parts[0]), int(parts[1])
+
+
+def _advance(progress: Progress, bar: TaskID) -> Callable[[], None]:
+    return lambda: progress.advance(bar)
