@@ -45,6 +45,8 @@ class Gate(nn.Module, ABC):
 
     weight: nn.Parameter
     bias: nn.Parameter
+    hidden_weight: nn.Parameter | None
+    hidden_bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -70,11 +72,12 @@ class Gate(nn.Module, ABC):
         scored = self.hidden_size or self.key_size
         self.weight = nn.Parameter(torch.empty(num_scores, scored, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(num_scores, device=device, dtype=dtype))
-        self.hidden_weight: nn.Parameter | None = None
-        self.hidden_bias: nn.Parameter | None = None
+        hidden_weight = hidden_bias = None
         if gate_hidden is not None:
-            self.hidden_weight = nn.Parameter(torch.empty(gate_hidden, self.key_size, device=device, dtype=dtype))
-            self.hidden_bias = nn.Parameter(torch.empty(gate_hidden, device=device, dtype=dtype))
+            hidden_weight = nn.Parameter(torch.empty(gate_hidden, self.key_size, device=device, dtype=dtype))
+            hidden_bias = nn.Parameter(torch.empty(gate_hidden, device=device, dtype=dtype))
+        self.register_parameter("hidden_weight", hidden_weight)
+        self.register_parameter("hidden_bias", hidden_bias)
         self.target_sparsity = sparsity
         self.reset_parameters()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,21 +13,15 @@ from blockgate.ops import native
 from blockgate.ops.packed import dynamic_linear, pack_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
 
     from blockgate.gating import Gate
     from blockgate.grid import BlockGrid
 
-__all__ = [
-    "PackedGate",
-    "PackedWeight",
-    "Renewed",
-    "fits_fused_op",
-    "fused_linear",
-    "has_fused_op",
-    "pack_gate",
-    "pack_weight",
-]
+__all__ = ["FusedLinear", "PackedWeight", "Renewed", "fits_fused_op", "has_fused_op", "pack_weight"]
+
+
+Value = TypeVar("Value")
 
 
 class PackedWeight(NamedTuple):
@@ -37,14 +31,7 @@ class PackedWeight(NamedTuple):
     scale: Tensor
 
 
-class PackedGate(NamedTuple):
-    """The weights of a gate's layers, each packed as one block."""
-
-    weight: Tensor
-    hidden_weight: Tensor | None
-
-
-class Renewed:
+class Renewed(Generic[Value]):
     """A value made from tensors on first use, and made again when one of them has changed since.
 
     A change is another tensor, other memory, or a higher version counter; `drop` covers what leaves none of these
@@ -52,26 +39,27 @@ class Renewed:
     """
 
     def __init__(self) -> None:
-        self._state: tuple[list[tuple[int, int]], list[weakref.ref[Tensor]], Any] | None = None
+        self._state: tuple[list[tuple[int, int]], list[weakref.ref[Tensor]], Value | None] | None = None
 
-    def get(self, sources: Sequence[Tensor], make: Callable[[], Any]) -> Any:
+    def get(self, sources: Iterable[Tensor | None], make: Callable[[], Value | None]) -> Value | None:
         """The value for these sources, from `make` if it isn't there or is stale; None if they can't be followed."""
+        present = [t for t in sources if t is not None]
         try:
-            marks = [(t.data_ptr(), t._version) for t in sources]
+            marks = [(t.data_ptr(), t._version) for t in present]
         except RuntimeError:  # an inference tensor has no version counter
             return None
         state = self._state
-        if state is not None and state[0] == marks and all(map(_is_same, state[1], sources)):
+        if state is not None and state[0] == marks and all(map(_is_same, state[1], present)):
             return state[2]
         value = make()
-        self._state = (marks, [weakref.ref(t) for t in sources], value)
+        self._state = (marks, [weakref.ref(t) for t in present], value)
         return value
 
     def drop(self) -> None:
         """Forgets the value."""
         self._state = None
 
-    def __reduce__(self) -> tuple[type[Renewed], tuple[()]]:
+    def __reduce__(self) -> tuple[type[Renewed[Any]], tuple[()]]:
         return Renewed, ()
 
 
@@ -84,14 +72,46 @@ def pack_weight(weight: Tensor, grid: BlockGrid, dtype: torch.dtype) -> PackedWe
     return PackedWeight(*pack_blocks(weight.detach().float(), *grid.block, dtype))
 
 
-def pack_gate(gate: Gate) -> PackedGate:
-    """A gate's weights, each packed as one block of float32."""
-    weight, hidden = (
-        None if w is None else pack_blocks(w.detach().float(), *w.shape, torch.float32)[0]
-        for w in (gate.weight, gate.hidden_weight)
-    )
-    assert weight is not None
-    return PackedGate(weight, hidden)
+class FusedLinear:
+    """Packed weights with everything else that the fused op needs and that stays the same from call to call.
+
+    Args:
+        packed: the weight of the layer.
+        gate: its gate, whose weights are packed here, each as one block of float32.
+        grid: its block grid.
+    """
+
+    def __init__(self, packed: PackedWeight, gate: TopKGate, grid: BlockGrid) -> None:
+        gate_weight, hidden_weight = (
+            None if w is None else pack_blocks(w.detach().float(), *w.shape, torch.float32)[0]
+            for w in (gate.weight, gate.hidden_weight)
+        )
+        self.packed = packed
+        self.gate = gate
+        self.gate_weight = gate_weight
+        self.hidden_weight = hidden_weight
+        self.in_features, self.out_features = grid.in_features, grid.out_features
+        self.sizes = (gate.key_offset, gate.key_size, gate.num_scores, gate.hidden_size, grid.out_features, *grid.block)
+        self.choice = (gate.groups, gate.normalise)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """y (..., m) for x (..., n): gate, selection and product in one call. Biases and sparsity are read anew."""
+        # A parameter found in a module's own dict costs a tenth of one found through nn.Module.__getattr__.
+        parameters = self.gate._parameters
+        flat = x.dim() == 2
+        y: Tensor = dynamic_linear(
+            x if flat else x.reshape(-1, self.in_features),
+            *self.packed,
+            bias,
+            self.gate_weight,
+            parameters["bias"],
+            self.hidden_weight,
+            parameters["hidden_bias"],
+            *self.sizes,
+            self.gate.open_blocks,
+            *self.choice,
+        )
+        return y if flat else y.view(*x.shape[:-1], self.out_features)
 
 
 def has_fused_op(gate: Gate) -> bool:
@@ -114,32 +134,3 @@ def fits_fused_op(x: Tensor, in_features: int) -> bool:
         and x.shape[-1] == in_features
         and not torch.is_autocast_enabled("cpu")
     )
-
-
-def fused_linear(
-    x: Tensor, packed: PackedWeight, bias: Tensor | None, gate: TopKGate, packed_gate: PackedGate, grid: BlockGrid
-) -> Tensor:
-    """y (..., m) for x (..., n): gate, selection and product in one call."""
-    # A parameter found in a module's own dict costs a tenth of one found through nn.Module.__getattr__.
-    gate_parameters = gate._parameters
-    hidden = packed_gate.hidden_weight
-    y: Tensor = dynamic_linear(
-        x if x.dim() == 2 else x.reshape(-1, grid.in_features),
-        packed.blocks,
-        packed.scale,
-        bias,
-        packed_gate.weight,
-        gate_parameters["bias"],
-        hidden,
-        None if hidden is None else gate_parameters["hidden_bias"],
-        gate.key_offset,
-        gate.key_size,
-        gate.num_scores,
-        gate.hidden_size,
-        grid.out_features,
-        *grid.block,
-        gate.open_blocks,
-        gate.groups,
-        gate.normalise,
-    )
-    return y if x.dim() == 2 else y.view(*x.shape[:-1], grid.out_features)

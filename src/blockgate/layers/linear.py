@@ -12,16 +12,7 @@ from torch import Tensor, nn
 from blockgate.errors import invalid
 from blockgate.gating import Gate, make_gate
 from blockgate.grid import BlockGrid
-from blockgate.layers.fused import (
-    PackedGate,
-    PackedWeight,
-    Renewed,
-    fits_fused_op,
-    fused_linear,
-    has_fused_op,
-    pack_gate,
-    pack_weight,
-)
+from blockgate.layers.fused import FusedLinear, Renewed, fits_fused_op, has_fused_op, pack_weight
 from blockgate.ops import check_backend, check_device, gated_linear
 
 if TYPE_CHECKING:
@@ -32,9 +23,6 @@ if TYPE_CHECKING:
     from blockgate.gating import TopKGate
 
 __all__ = ["DynamicSparseLinear"]
-
-# The parameters of a gate that the fused op takes in packed form.
-_PACKED_OF_GATE = ("weight", "hidden_weight")
 
 
 class DynamicSparseLinear(nn.Module):
@@ -101,7 +89,7 @@ class DynamicSparseLinear(nn.Module):
             device=device,
             dtype=dtype,
         )
-        self._packed = Renewed()
+        self._packed: Renewed[FusedLinear] = Renewed()
         self._has_fused_op = has_fused_op(self.gate)
         self._reset_linear()
 
@@ -151,9 +139,8 @@ class DynamicSparseLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """y (..., out_features) for x (..., in_features), at the cost of the blocks that x opens."""
-        if self._has_fused_op and fits_fused_op(x, self.grid.in_features) and (packed := self._packed_copy()):
-            gate = cast("TopKGate", self._modules["gate"])
-            return fused_linear(x, packed[0], self._parameters["bias"], gate, packed[1], self.grid)
+        if self._has_fused_op and fits_fused_op(x, self.grid.in_features) and (fused := self._follow_weights()):
+            return fused(x, self._parameters["bias"])
         self._check_input(x)
         rows = x.reshape(-1, self.in_features)
         autocast = _autocast_dtype(x.device.type)
@@ -202,20 +189,17 @@ class DynamicSparseLinear(nn.Module):
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
 
-    def _packed_copy(self) -> tuple[PackedWeight, PackedGate] | None:
-        """The weights in the layout of the fused op, renewed when they change; None if they can't be followed there."""
-        weight = self._parameters["weight"]
-        gate = self._modules["gate"]
-        assert weight is not None
-        assert gate is not None
-        sources = [weight, *(p for name, p in gate._parameters.items() if p is not None and name in _PACKED_OF_GATE)]
-        return self._packed.get(sources, self._pack)  # type: ignore[no-any-return]
+    def _follow_weights(self) -> FusedLinear | None:
+        """The weights in the layout of the fused op, renewed when they change; None if they can't be used there."""
+        parameters = cast("Gate", self._modules["gate"])._parameters
+        sources = (self._parameters["weight"], parameters["weight"], parameters["hidden_weight"])
+        return self._packed.get(sources, self._pack)
 
-    def _pack(self) -> tuple[PackedWeight, PackedGate] | None:
-        weights = (self.weight, self.gate.weight)
-        if any(w.dtype is not torch.float32 or not w.is_cpu for w in weights):
+    def _pack(self) -> FusedLinear | None:
+        if any(w.dtype is not torch.float32 or not w.is_cpu for w in (self.weight, self.gate.weight)):
             return None
-        return pack_weight(self.weight, self.grid, torch.float32), pack_gate(self.gate)
+        packed = pack_weight(self.weight, self.grid, torch.float32)
+        return FusedLinear(packed, cast("TopKGate", self.gate), self.grid)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.repack()

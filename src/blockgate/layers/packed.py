@@ -10,16 +10,7 @@ from torch import Tensor, nn
 
 from blockgate.errors import BlockgateError, invalid
 from blockgate.grid import BlockGrid
-from blockgate.layers.fused import (
-    PackedGate,
-    PackedWeight,
-    Renewed,
-    fits_fused_op,
-    fused_linear,
-    has_fused_op,
-    pack_gate,
-    pack_weight,
-)
+from blockgate.layers.fused import FusedLinear, PackedWeight, Renewed, fits_fused_op, has_fused_op, pack_weight
 from blockgate.layers.linear import DynamicSparseLinear
 from blockgate.ops.packed import PACKED_DTYPES, dense_packed_linear, packed_linear, unpack_blocks
 
@@ -187,7 +178,7 @@ class PackedDynamicSparseLinear(PackedLinear):
     def __init__(self, linear: DynamicSparseLinear, dtype: torch.dtype) -> None:
         super().__init__(linear, dtype, linear.grid)
         self.gate: Gate = copy.deepcopy(linear.gate).float().requires_grad_(False)
-        self._packed_gate = Renewed()
+        self._fused: Renewed[FusedLinear] = Renewed()
         self._has_fused_op = has_fused_op(self.gate)
 
     sparsity = DynamicSparseLinear.sparsity
@@ -195,11 +186,8 @@ class PackedDynamicSparseLinear(PackedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """y (..., out_features) for x (..., in_features), in the type of x; computed in float32."""
-        if self._has_fused_op and fits_fused_op(x, self.grid.in_features) and (packed_gate := self._follow_gate()):
-            packed = cast("PackedBlocks", self._modules["packed"])._buffers
-            weight = PackedWeight(cast("Tensor", packed["blocks"]), cast("Tensor", packed["scale"]))
-            gate = cast("TopKGate", self._modules["gate"])
-            return fused_linear(x, weight, self._parameters["bias"], gate, packed_gate, self.grid)
+        if self._has_fused_op and fits_fused_op(x, self.grid.in_features) and (fused := self._follow_weights()):
+            return fused(x, self._parameters["bias"])
         self._check_input(x)
         rows = x.reshape(-1, self.in_features).float()
         gates, indices = self.gate(rows)
@@ -217,12 +205,17 @@ class PackedDynamicSparseLinear(PackedLinear):
 
     def repack(self) -> None:
         """Forgets the packed copy of the gate; needed only after writing its weights through `.data`."""
-        self._packed_gate.drop()
+        self._fused.drop()
 
-    def _follow_gate(self) -> PackedGate | None:
+    def _follow_weights(self) -> FusedLinear | None:
         parameters = cast("Gate", self._modules["gate"])._parameters
-        sources = [p for name in ("weight", "hidden_weight") if (p := parameters.get(name)) is not None]
-        return cast("PackedGate | None", self._packed_gate.get(sources, lambda: pack_gate(self.gate)))
+        buffers = cast("PackedBlocks", self._modules["packed"])._buffers
+        sources = (buffers["blocks"], buffers["scale"], parameters["weight"], parameters["hidden_weight"])
+        return self._fused.get(sources, self._make_fused)
+
+    def _make_fused(self) -> FusedLinear | None:
+        packed = PackedWeight(self.packed.blocks, self.packed.scale)
+        return FusedLinear(packed, cast("TopKGate", self.gate), self.grid) if packed.blocks.is_cpu else None
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self.repack()
