@@ -6,6 +6,8 @@ import importlib
 
 import torch
 
+from blockgate.errors import BackendError
+
 __all__ = ["isa", "unavailable_reason"]
 
 _MODULE = "blockgate._C"
@@ -34,4 +36,9 @@ def isa() -> str | None:
     """The instruction set in use: "avx512", "avx2" or "baseline"; None without native kernels."""
     if _reason is not None:
         return None
-    return str(torch.ops.blockgate.isa())
+    try:
+        return str(torch.ops.blockgate.isa())
+    except RuntimeError as error:
+        # Without the place in the C++ source that torch puts before the message.
+        message = str(error)
+        raise BackendError(message[max(0, message.find("BLOCKGATE_ISA")) :]) from None

@@ -1,0 +1,88 @@
+"""The measuring itself: arms, checks and reports at toy size. No test looks at how long anything took."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+import torch
+
+from blockgate.bench import linear, targets, timing, training
+from blockgate.cli import main
+from blockgate.cli.bench import parse_shape
+from tests.helpers import raises_blockgate
+
+SMALL = linear.LinearCase(out_features=64, in_features=48, batch=3, block=16, key=16)
+
+
+def test_timing_summary_by_hand():
+    summary = timing.Timing.of([float(n) for n in range(1, 101)])
+    assert (summary.median, summary.p10, summary.p90, summary.p99, summary.calls) == (50.5, 11.0, 91.0, 100.0, 100)
+
+
+def test_arms_take_turns():
+    order = []
+    timing.interleave({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, seconds=0.0)
+    changes = sum(x != y for x, y in itertools.pairwise(order))
+    assert changes >= 15
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_case_has_all_arms_with_their_densities(cold, monkeypatch):
+    monkeypatch.setattr(timing, "cache_bytes", lambda: 1 << 16)
+    monkeypatch.setattr(timing, "_eviction", [])
+    case = linear.LinearCase(out_features=64, in_features=48, block=16, key=16, cold=cold)
+    result = linear.run_linear(case, seconds=0.001)
+    names = [arm.name for arm in result.arms]
+    for name in ("torch fp32", "blockgate fp32 50%", "blockgate bf16 75%", "blockgate int8 90%", "torch CSR 90%"):
+        assert name in names
+    by_name = {arm.name: arm for arm in result.arms}
+    assert by_name["blockgate fp32 50%"].density == 0.5
+    assert by_name["blockgate fp32 0%"].density == 1.0
+    assert result.speedup(by_name["torch fp32"]) == 1.0
+    assert json.loads(json.dumps(result.to_dict()))["case"]["block"] == 16
+
+
+def test_a_wrong_result_is_never_timed(monkeypatch):
+    monkeypatch.setattr(linear, "_reference_output", lambda _, x: torch.zeros(x.shape[0], 64))
+    with raises_blockgate("bench: expected a correct result before timing it"):
+        linear.run_linear(SMALL, seconds=0.001)
+
+
+def test_training_measures_time_and_memory():
+    case = linear.LinearCase(out_features=1024, in_features=1024, batch=8, sparsities=(0.5,))
+    result = training.run_training(case, seconds=0.001)
+    assert set(result.timings) == set(result.memory) == {"torch fp32", "blockgate fp32 50%"}
+    # At least the weight and its gradient.
+    assert min(result.memory.values()) > 2 * 1024 * 1024 * 4
+
+
+def test_every_target_has_a_floor_for_each_sparsity():
+    for target in targets.TARGETS:
+        assert len(target.floors) == len(target.sparsities)
+        assert all(floor > 0 for floor in target.floors)
+    result = targets.TargetResult(
+        target=targets.TARGETS[0], speedups=[1.9, 3.4, 7.4], cold_speedups=None, dense_seconds=1.0
+    )
+    assert not result.met
+
+
+def test_the_command_writes_its_report_and_prints_json(tmp_path, capsys):
+    flags = ["--shapes", "64x48", "--batches", "1", "--block", "16", "--key", "16", "--seconds", "0.001"]
+    assert main(["bench", "linear", *flags, "--no-static", "--output", str(tmp_path / "r"), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "r.json").read_text())
+    text = (tmp_path / "r.md").read_text()
+    assert "| blockgate fp32 90% |" in text
+    assert "threads" in text
+    assert (tmp_path / "r.png").stat().st_size > 1000
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["r.json", "r.md", "r.png"]
+
+
+def test_bad_flags_are_one_clear_line(capsys):
+    assert main(["bench", "linear", "--shapes", "64by48"]) == 2
+    assert "--shapes: expected OUTxIN such as 6144x1536, got '64by48'" in capsys.readouterr().err
+    assert main(["bench", "targets", "--only", "no such line"]) == 2
+    assert main(["bench", "--threads", "0"]) == 2
+    assert parse_shape("6144x1536") == (6144, 1536)
