@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard src/blockgate/csrc/*)
 
-.PHONY: setup lint test wheel clean
+.PHONY: setup lint test sanitize wheel clean
 
 setup: $(VENV)/.installed
 
@@ -22,6 +22,14 @@ lint: setup
 
 test: lint
 	$(BIN)/python -m pytest
+
+# The kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer, in a build of its own.
+SANITIZED := build/sanitize/lib
+sanitize: setup
+	BLOCKGATE_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base build/sanitize --build-lib $(SANITIZED)
+	PYTHONPATH=$(SANITIZED) LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -q -p no:cacheprovider \
+	  tests/ops/test_registered.py tests/ops/test_packed.py tests/layers/test_fused.py
 
 wheel: setup
 	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .

@@ -7,11 +7,15 @@ reference computes.
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from pathlib import Path
 
 from setuptools import setup
+
+# Set by `make sanitize`: kernels that report bad memory accesses and undefined behaviour.
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1"]
 
 PYTHON_3_10 = "0x030A0000"
 TORCH_2_10 = "0x020a000000000000"
@@ -52,11 +56,13 @@ def native_build() -> dict[str, object]:
     flags = (
         ["/O2", "/std:c++20"] if windows else ["-O3", "-g0", "-std=c++20", "-fvisibility=hidden", "-Wall", "-Wno-psabi"]
     )
+    sanitize = SANITIZE if os.environ.get("BLOCKGATE_SANITIZE") else []
     extension = CppExtension(
         "blockgate._C",
         sorted(str(source) for source in Path("src/blockgate/csrc").glob("*.cpp")),
         define_macros=[("Py_LIMITED_API", PYTHON_3_10), ("TORCH_TARGET_VERSION", TORCH_2_10)],
-        extra_compile_args={"cxx": flags},
+        extra_compile_args={"cxx": [*flags, *sanitize]},
+        extra_link_args=sanitize,
         py_limited_api=True,
     )
     return {
