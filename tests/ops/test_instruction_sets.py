@@ -14,7 +14,12 @@ from blockgate.ops import native
 pytestmark = pytest.mark.skipif(native.unavailable_reason() is not None, reason="native kernels are not built")
 
 ROOT = Path(__file__).parents[2]
-KERNEL_TESTS = ["tests/ops/test_registered.py", "tests/ops/test_packed.py", "tests/layers/test_fused.py"]
+KERNEL_TESTS = [
+    "tests/ops/test_kernels.py",
+    "tests/ops/test_registered.py",
+    "tests/ops/test_packed.py",
+    "tests/layers/test_fused.py",
+]
 
 
 def run(isa: str, *command: str) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,7 @@ import copy
 import functools
 import warnings
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ from blockgate.layers import DynamicSparseLinear, pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from blockgate.layers import PackedDynamicSparseLinear
 
 __all__ = ["DENSE", "Arm", "LinearCase", "LinearResult", "dynamic_layer", "run_linear"]
 
@@ -63,6 +65,7 @@ class Arm:
     density: float = 1.0
     weight_bytes: int = 0
     error: float = 0.0
+    changed_gates: float = 0.0
     timing: Timing | None = None
 
 
@@ -92,6 +95,7 @@ class LinearResult:
                 "measured_density": arm.density,
                 "weight_bytes": arm.weight_bytes,
                 "relative_error": arm.error,
+                "changed_gates": arm.changed_gates,
                 "speedup": self.speedup(arm),
                 **({} if arm.timing is None else asdict(arm.timing)),
             }
@@ -141,12 +145,13 @@ def run_linear(case: LinearCase, *, seconds: float, progress: Callable[[], None]
 def _dynamic_arms(case: LinearCase, sparsity: float, x: Tensor) -> list[Arm]:
     """Ours, in every packed type, each checked against the reference before it may be timed."""
     layer = dynamic_layer(case, sparsity)
-    density = (layer.gates(x) != 0).float().mean().item()
+    opened = layer.gates(x) != 0
+    density = opened.float().mean().item()
     _require(abs(density - layer.gate.target_density) < 1e-6, f"measured density {density} at sparsity {sparsity}")
     want = _reference_output(layer, x)
     arms = []
     for dtype in case.dtypes:
-        packed = layer if dtype == torch.float32 else pack(layer, dtype)
+        packed = layer if dtype == torch.float32 else cast("PackedDynamicSparseLinear", pack(layer, dtype))
         error = ((packed(x) - want).norm() / want.norm()).item()
         _require(error < PACKED_ERROR[dtype], f"{SHORT[dtype]} differs by {error:.2g} from the reference")
         size = torch.empty((), dtype=dtype).element_size()
@@ -159,6 +164,7 @@ def _dynamic_arms(case: LinearCase, sparsity: float, x: Tensor) -> list[Arm]:
                 density=density,
                 weight_bytes=open_bytes,
                 error=error,
+                changed_gates=((packed.gates(x) != 0) != opened).float().mean().item(),
             )
         )
     return arms

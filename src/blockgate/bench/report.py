@@ -36,8 +36,8 @@ def linear_markdown(result: LinearResult) -> str:
     """One case as a table: each arm with its time, spread, and the share of the roof it reaches."""
     lines = [
         f"\n## {result.case.title}\n",
-        "| arm | median ms | p10 | p90 | p99 | speed-up | density | GB/s of weights | GFLOP/s |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| arm | median ms | p10 | p90 | p99 | speed-up | density | GB/s | GFLOP/s | error | gates changed |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     size = result.case.out_features * result.case.in_features
     for arm in result.arms:
@@ -47,7 +47,8 @@ def linear_markdown(result: LinearResult) -> str:
         flops = 2 * result.case.batch * size * arm.density / t.median / 1e9
         lines.append(
             f"| {arm.name} | {t.median * 1e3:.3f} | {t.p10 * 1e3:.3f} | {t.p90 * 1e3:.3f} | {t.p99 * 1e3:.3f} | "
-            f"{result.speedup(arm):.2f}x | {arm.density:.3f} | {rate} | {flops:.0f} |"
+            f"{result.speedup(arm):.2f}x | {arm.density:.3f} | {rate} | {flops:.0f} | {arm.error:.1e} | "
+            f"{arm.changed_gates:.2%} |"
         )
     lines += [f"\nNot measured: {name} ({why})." for name, why in result.left_out.items()]
     lines.append(f"\nA plain read of the dense weight's bytes: {result.bandwidth / 1e9:.1f} GB/s.")

@@ -56,6 +56,7 @@ struct InputGradJob {
   T* grad_gates;
   int64_t slots;
   const Entry<T>* entries;
+  int64_t count;
 };
 
 // Some tokens, over all panels of the block.
@@ -66,6 +67,15 @@ BLOCKGATE_INLINE void input_grad_tile(const InputGradJob<T>& job, const Entry<T>
   Vec<T> products[ROWS] = {};
 #pragma GCC unroll 8
   for (int m = 0; m < ROWS; ++m) rows[m] = job.grad_y + entries[m].token * job.grad_y_stride;
+  if (entries + 2 * ROWS <= job.entries + job.count) {
+#pragma GCC unroll 8
+    for (int m = 0; m < ROWS; ++m) {
+      const int64_t token = entries[ROWS + m].token;
+      __builtin_prefetch(job.grad_y + token * job.grad_y_stride);
+      __builtin_prefetch(job.x + token * job.x_stride);
+      __builtin_prefetch(job.grad_x + token * job.grad_x_stride);
+    }
+  }
   for (int64_t input = 0; input < job.inputs; input += PANEL) {
     Tile<T, ROWS, 1> tile;
     tile_multiply<1>(tile, rows, job.panels + input * job.outputs, 0, job.outputs);
@@ -86,9 +96,10 @@ BLOCKGATE_INLINE void input_grad_tile(const InputGradJob<T>& job, const Entry<T>
     }
     if (job.grad_x) {
 #pragma GCC unroll 8
-      for (int m = 0; m < ROWS; ++m)
-        add_gated<T>(job.grad_x + entries[m].token * job.grad_x_stride + input, tile.acc[m],
-                     entries[m].gate, nullptr, width);
+      for (int m = 0; m < ROWS; ++m) {
+        T* grad_x = job.grad_x + entries[m].token * job.grad_x_stride + input;
+        add_gated<T>(grad_x, grad_x, tile.acc[m], entries[m].gate, nullptr, width);
+      }
     }
   }
   if (job.grad_gates) {
@@ -100,8 +111,8 @@ BLOCKGATE_INLINE void input_grad_tile(const InputGradJob<T>& job, const Entry<T>
 }
 
 template <class T>
-void input_grad_block(const InputGradJob<T>& job, int64_t count) {
-  const EvenSplit split = even_split(count, MAX_ROWS<T>);
+void input_grad_block(const InputGradJob<T>& job) {
+  const EvenSplit split = even_split(job.count, MAX_ROWS<T>);
   const Entry<T>* entries = job.entries;
   for (int64_t part = 0; part < split.parts; ++part) {
     const int64_t rows = split.size + (part < split.larger_parts);
@@ -134,8 +145,8 @@ void input_grad(const BackwardArgs<T>& args, const InputGradTask& task, T* scrat
                    scratch);
     input_grad_block<T>({args.grad_y.data + row * args.grad_y.block_stride, args.grad_y.stride,
                          scratch, outputs, inputs, args.x.data + task.col * args.x.block_stride,
-                         args.x.stride, grad_x, stride, args.grad_gates, args.slots, use.entries},
-                        use.count);
+                         args.x.stride, grad_x, stride, args.grad_gates, args.slots, use.entries,
+                         use.count});
   }
   if (grad_x && buffered)
     for (int64_t t = task.token_begin; t < task.token_end; ++t)
@@ -187,9 +198,17 @@ template <class T>
 void gather_tokens(const Gathered<T>& gathered, const T* grad_y, int64_t grad_y_stride, const T* x,
                    int64_t x_stride, const Entry<T>* entries) {
   constexpr int ROWS = GRAD_ROWS<T>, L = LANES<T>;
+  // Tokens are anywhere, so their rows are fetched a little ahead.
+  constexpr int64_t AHEAD = 3, LINE = 64 / sizeof(T);
   const int64_t outputs = gathered.outputs, inputs = gathered.inputs;
   for (int64_t t = 0; t < gathered.tokens; ++t) {
     const T* from_y = grad_y + entries[t].token * grad_y_stride;
+    if (t + AHEAD < gathered.tokens) {
+      const int64_t token = entries[t + AHEAD].token;
+      for (int64_t o = 0; o < outputs; o += LINE)
+        __builtin_prefetch(grad_y + token * grad_y_stride + o);
+      for (int64_t i = 0; i < inputs; i += LINE) __builtin_prefetch(x + token * x_stride + i);
+    }
     T* to_y = gathered.grad_y + t * ROWS;
     int64_t o = 0;
     // Whole vectors where they fit: what they write beyond this token's place is overwritten by
@@ -199,8 +218,13 @@ void gather_tokens(const Gathered<T>& gathered, const T* grad_y, int64_t grad_y_
         store(to_y, load(from_y + o));
     for (; o + ROWS <= outputs; o += ROWS, to_y += gathered.grad_y_stride)
       __builtin_memcpy(to_y, from_y + o, ROWS * sizeof(T));
-    if (o < outputs)
-      for (int64_t i = 0; i < ROWS; ++i) to_y[i] = o + i < outputs ? from_y[o + i] : T(0);
+    // The rest of the last group stays as it is: those results are never stored.
+    if (outputs - o >= 4) {
+      __builtin_memcpy(to_y, from_y + o, 4 * sizeof(T));
+      o += 4;
+      to_y += 4;
+    }
+    for (; o < outputs; ++o) *to_y++ = from_y[o];
 
     const T* from_x = x + entries[t].token * x_stride;
     const T gate = entries[t].gate;

@@ -74,9 +74,10 @@ struct ForwardArgs {
   Groups<T> groups;
 };
 
-// The part of the output one task owns: some panels of a row of blocks, for some tokens.
+// The part of the output one task owns, for some tokens: some panels of a row of blocks, or
+// several whole rows.
 struct ForwardTask {
-  int64_t row, panel_begin, panel_end, token_begin, token_end;
+  int64_t row_begin, row_end, panel_begin, panel_end, token_begin, token_end;
 };
 
 // An open block of the only token of the batch.
@@ -126,8 +127,8 @@ struct TypedKernels {
   void (*forward)(const ForwardArgs<T>&, const ForwardTask&, T* scratch);
   void (*input_grad)(const BackwardArgs<T>&, const InputGradTask&, T* scratch);
   void (*weight_grad)(const BackwardArgs<T>&, int64_t block, T* scratch);
-  // Elements of T that the calls above need as scratch for tasks of at most `tokens` tokens.
-  int64_t (*forward_scratch)(const Grid&, int64_t tokens);
+  // Elements of T that the calls above need as scratch for tasks of at most that size.
+  int64_t (*forward_scratch)(const Grid&, int64_t rows, int64_t tokens);
   int64_t (*input_grad_scratch)(const Grid&, int64_t tokens);
   int64_t (*weight_grad_scratch)(const Grid&);
   // One row of scores. `scratch` holds 2 * (scores / groups + 16) elements of T.

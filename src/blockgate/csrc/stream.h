@@ -60,7 +60,7 @@ BLOCKGATE_INLINE void stream_panels(const StreamArgs& args, int64_t row, int64_t
     stream_block<PANELS, W>(tile, args.x + col * grid.block_in,
                             weight + col * packed_block_size(grid), stride,
                             inputs_of_col(grid, col), weight + next_col * packed_block_size(grid));
-    add_gated<float>(y, tile.acc[0], open[i].gate,
+    add_gated<float>(y, y, tile.acc[0], open[i].gate,
                      scale ? scale + col * packed_panels(grid) * PANEL : nullptr, PANELS * PANEL);
   }
   __builtin_memcpy(args.y + output, y, width * sizeof(float));

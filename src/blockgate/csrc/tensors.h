@@ -6,6 +6,10 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <limits>
 #include <optional>
 #include <string>
@@ -114,6 +118,18 @@ inline int32_t shim_dtype(ScalarType type) {
   }
 }
 
+// A large result is fresh memory: faulting it in by pages of 4 KB can take as long as computing it.
+inline void ask_for_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
+#if defined(__linux__)
+  constexpr size_t HUGE_PAGE = size_t(2) << 20;
+  if (bytes < 4 * HUGE_PAGE) return;
+  const auto begin = (reinterpret_cast<uintptr_t>(data) + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+  const auto end = (reinterpret_cast<uintptr_t>(data) + bytes) / HUGE_PAGE * HUGE_PAGE;
+  // Only a hint: where it is refused, nothing is lost.
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
 // An uninitialised contiguous CPU tensor, by the shim's direct call: the dispatcher's way costs
 // as much as a whole small layer.
 template <int DIM>
@@ -127,7 +143,9 @@ Tensor empty_tensor(const int64_t (&sizes)[DIM], ScalarType type) {
   AtenTensorHandle handle;
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(DIM, sizes, strides, shim_dtype(type),
                                                   aoti_torch_device_type_cpu(), 0, &handle));
-  return Tensor(handle);
+  Tensor result(handle);
+  ask_for_huge_pages(result.mutable_data_ptr(), result.numel() * result.element_size());
+  return result;
 }
 
 template <class T>

@@ -122,17 +122,26 @@ BLOCKGATE_INLINE void select_group(const T* scores, int64_t count, int64_t kept,
   const KeyRange<K> range = make_keys<T>(scores, count, keys);
   const Threshold<K> threshold =
       kept == count ? Threshold<K>{-1, 0} : find_threshold<K>(keys, count, kept, range);
-  // Every candidate is written and the position moves on only if it is kept; the last slot is
-  // guarded because the candidates after the last kept one are written too.
-  int64_t position = 0, ties = threshold.ties;
-  for (int64_t i = 0; i < count && position < kept; ++i) {
-    const K key = keys[i];
-    const bool tie = key == threshold.value;
-    const bool keep = (key > threshold.value) | (tie & (ties > 0));
-    ties -= tie;
-    indices[position] = offset + i;
-    values[position] = key > 0 ? scores[i] : T(0);
-    position += keep;
+  // Branch-free: every candidate is written and the place moves on only if it is kept.
+  int64_t place = 0;
+  if (threshold.ties == 0) {
+    for (int64_t i = 0; place < kept; ++i) {
+      indices[place] = i;
+      place += keys[i] > threshold.value;
+    }
+  } else {
+    int64_t ties = threshold.ties;
+    for (int64_t i = 0; place < kept; ++i) {
+      const bool tie = keys[i] == threshold.value;
+      indices[place] = i;
+      place += (keys[i] > threshold.value) | (tie & (ties > 0));
+      ties -= tie;
+    }
+  }
+  for (int64_t i = 0; i < kept; ++i) {
+    const T score = scores[indices[i]];
+    values[i] = score <= 0 ? T(0) : score;
+    indices[i] += offset;
   }
 }
 

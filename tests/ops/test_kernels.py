@@ -1,0 +1,78 @@
+"""The gated product at sizes where kernels change their ways: many rows, all block sizes, one thread and more."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from blockgate import BlockGrid
+from blockgate.ops import gated_linear, reference
+from tests.helpers import assert_close
+
+# (out, in), block, rows, share of blocks open
+CASES = [
+    ((384, 200), (128, 64), 2000, 0.3),
+    ((300, 520), (256, 256), 33, 0.9),
+    ((64, 64), (8, 8), 513, 0.25),
+    ((1030, 70), (16, 16), 130, 0.1),
+    ((130, 257), (128, 128), 7, 0.5),
+    ((48, 1000), (48, 8), 65, 0.5),
+    ((515, 3), (100, 2), 40, 1.0),
+    ((16, 16), (16, 16), 1, 1.0),
+    ((200, 300), (64, 32), 1, 0.4),
+    ((256, 128), (32, 32), 6, 0.2),
+]
+
+
+@pytest.fixture(params=[1, 2, 5])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def problem(size, block, rows, share):
+    grid = BlockGrid(*size, block)
+    x = torch.randn(rows, grid.in_features, requires_grad=True)
+    weight = torch.randn(size, requires_grad=True)
+    bias = torch.randn(grid.out_features, requires_grad=True)
+    open_blocks = max(1, round(share * grid.num_blocks))
+    # Some kept scores are negative, so that some of the kept gates are closed.
+    gates, indices = reference.topk_gates(torch.randn(rows, grid.num_blocks) + 0.5, open_blocks, 1, "rms")
+    return grid, [x, weight, bias, gates.requires_grad_()], indices
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0][0]}x{c[0][1]}-b{c[1][0]}x{c[1][1]}-N{c[2]}-{c[3]}")
+def test_outputs_and_gradients_equal_the_reference_in_double(case, threads):  # noqa: ARG001
+    grid, inputs, indices = problem(*case)
+    y = gated_linear(*inputs, indices, grid.block)
+    grad = torch.randn_like(y)
+    ours = torch.autograd.grad(y, inputs, grad)
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    want = gated_linear(*wide, indices, grid.block, backend="reference")
+    assert_close(y, want, "y")
+    for name, got, expected in zip(
+        ["x", "weight", "bias", "gates"], ours, torch.autograd.grad(want, wide, grad.double()), strict=True
+    ):
+        assert_close(got, expected, name)
+
+
+@pytest.mark.parametrize("case", CASES[:4], ids=str)
+def test_gradients_repeat_bit_for_bit(case):
+    grid, inputs, indices = problem(*case)
+    y = gated_linear(*inputs, indices, grid.block)
+    grad = torch.randn_like(y)
+    first, second = (torch.autograd.grad(y, inputs, grad, retain_graph=True) for _ in range(2))
+    for a, b in zip(first, second, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_a_row_of_closed_gates_costs_and_changes_nothing():
+    grid, (x, weight, bias, gates), indices = problem((70, 50), (16, 16), 9, 0.5)
+    with torch.no_grad():
+        gates[4] = 0
+        weight_with_nan = weight.clone()
+        y = gated_linear(x, weight_with_nan.fill_(float("nan")), bias, gates, indices, grid.block)
+    torch.testing.assert_close(y[4], bias, rtol=0, atol=0)
+    assert not torch.isfinite(y[3]).all()
