@@ -13,6 +13,7 @@ from blockgate.errors import invalid
 from blockgate.gating import Gate, make_gate
 from blockgate.grid import BlockGrid
 from blockgate.layers.fused import FusedLinear, Renewed, fits_fused_op, has_fused_op, pack_weight
+from blockgate.layers.gated import GatedLinear
 from blockgate.ops import check_backend, check_device, gated_linear
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["DynamicSparseLinear"]
 
 
-class DynamicSparseLinear(nn.Module):
+class DynamicSparseLinear(nn.Module, GatedLinear):
     """Drop-in for nn.Linear whose weight is cut into blocks, with a gate that opens some of them for each input.
 
     `weight` and `bias` have nn.Linear's names, shapes and meaning, so dense checkpoints load; the gate's parameters
@@ -113,25 +114,6 @@ class DynamicSparseLinear(nn.Module):
         made.gate.reset_near_dense()
         return made.train(linear.training)
 
-    @property
-    def in_features(self) -> int:
-        """Size of the last dimension of the input."""
-        return self.grid.in_features
-
-    @property
-    def out_features(self) -> int:
-        """Size of the last dimension of the output."""
-        return self.grid.out_features
-
-    @property
-    def sparsity(self) -> float:
-        """Share of blocks that is to stay closed. Assign to change it, at any time."""
-        return self.gate.target_sparsity
-
-    @sparsity.setter
-    def sparsity(self, sparsity: float) -> None:
-        self.gate.target_sparsity = sparsity
-
     def reset_parameters(self) -> None:
         """Fresh weights: nn.Linear's, and those of the gate."""
         self._reset_linear()
@@ -166,12 +148,6 @@ class DynamicSparseLinear(nn.Module):
         if mode:
             self.repack()
         return super().train(mode)
-
-    def gates(self, x: Tensor) -> Tensor:
-        """The gates that x (..., in_features) gets: (..., out_blocks, in_blocks), 0 where closed."""
-        self._check_input(x)
-        gates = self.gate.dense(x.reshape(-1, self.in_features))
-        return gates.view(*x.shape[:-1], self.grid.out_blocks, self.grid.in_blocks)
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""

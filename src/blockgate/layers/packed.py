@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from blockgate.errors import BlockgateError, invalid
 from blockgate.grid import BlockGrid
 from blockgate.layers.fused import FusedLinear, PackedWeight, Renewed, fits_fused_op, has_fused_op, pack_weight
-from blockgate.layers.linear import DynamicSparseLinear
+from blockgate.layers.gated import GatedLinear
 from blockgate.ops.packed import PACKED_DTYPES, dense_packed_linear, packed_linear, unpack_blocks
 
 if TYPE_CHECKING:
     from blockgate.gating import Gate, TopKGate
+    from blockgate.layers.linear import DynamicSparseLinear
 
 __all__ = ["FORMAT_VERSION", "PackedBlocks", "PackedDynamicSparseLinear", "PackedLinear", "check_packed_dtype"]
 
@@ -167,7 +168,7 @@ class PackedLinear(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-class PackedDynamicSparseLinear(PackedLinear):
+class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
     """DynamicSparseLinear on packed blocks: the gate stays float32, the weight is kept packed alone.
 
     Args:
@@ -180,9 +181,6 @@ class PackedDynamicSparseLinear(PackedLinear):
         self.gate: Gate = copy.deepcopy(linear.gate).float().requires_grad_(False)
         self._fused: Renewed[FusedLinear] = Renewed()
         self._has_fused_op = has_fused_op(self.gate)
-
-    sparsity = DynamicSparseLinear.sparsity
-    gates = DynamicSparseLinear.gates
 
     def forward(self, x: Tensor) -> Tensor:
         """y (..., out_features) for x (..., in_features), in the type of x; computed in float32."""
