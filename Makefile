@@ -1,4 +1,4 @@
-# Everything a contributor needs: `make test` sets up .venv and runs all checks, `make demo` shows the library at work.
+# Everything a contributor needs: `make test` sets up .venv and runs all checks.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin

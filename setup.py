@@ -56,6 +56,9 @@ def native_build() -> dict[str, object]:
     flags = (
         ["/O2", "/std:c++20"] if windows else ["-O3", "-g0", "-std=c++20", "-fvisibility=hidden", "-Wall", "-Wno-psabi"]
     )
+    if not windows:
+        # Messages name a source file; they need not name this machine's folders.
+        flags.append(f"-ffile-prefix-map={Path(__file__).parent.resolve()}=.")
     sanitize = SANITIZE if os.environ.get("BLOCKGATE_SANITIZE") else []
     extension = CppExtension(
         "blockgate._C",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,6 +71,18 @@ def test_slices_tile_the_weight_exactly_once(out_features, in_features, block_ou
     assert len(covered) == out_features * in_features
 
 
+def test_numpy_integers_are_integers():
+    grid = BlockGrid(np.int64(6), np.int32(4), np.int64(2))
+    assert grid == BlockGrid(6, 4, 2)
+    assert type(grid.in_features) is int
+
+
+@pytest.mark.parametrize("blocks", [0, -3, 2.5, True, None])
+def test_open_blocks_counts_whole_blocks(blocks):
+    with raises_blockgate(f"num_blocks: expected a positive int, got {blocks!r}"):
+        open_blocks(0.5, blocks)
+
+
 def test_grid_is_a_value():
     assert BlockGrid(6, 4, 2) == BlockGrid(6, 4, (2, 2))
     assert len({BlockGrid(6, 4, 2), BlockGrid(6, 4, (2, 2))}) == 1
@@ -84,6 +97,9 @@ def test_grid_is_a_value():
         ((4, 4, 0), "block_size (out): expected a positive int, got 0"),
         ((4, 4, (2, -3)), "block_size (in): expected a positive int, got -3"),
         ((4.0, 4, 2), "out_features: expected a positive int, got 4.0"),
+        ((4, True, 2), "in_features: expected a positive int, got True"),
+        ((4, 4, 2.0), "block_size (out): expected a positive int, got 2.0"),
+        ((4, 4, None), "block_size (out): expected a positive int, got None"),
         ((4, 4, (1, 2, 3)), "block_size: expected one int or (out, in), got (1, 2, 3)"),
     ],
 )

@@ -75,6 +75,8 @@ def test_ramp_resumes_from_a_checkpoint():
     [
         ({"begin": 5, "end": 4}, "begin and end: expected 0 <= begin <= end, got (5, 4)"),
         ({"begin": -1}, "begin and end: expected 0 <= begin <= end, got (-1, 9)"),
+        ({"begin": 0.5}, "begin and end: expected 0 <= begin <= end, got (0.5, 9)"),
+        ({"end": None}, "begin and end: expected 0 <= begin <= end, got (0, None)"),
         ({"final": 1.0}, "final: expected a number in [0, 1), got 1.0"),
         ({"initial": -0.5}, "initial: expected a number in [0, 1), got -0.5"),
         ({"shape": "sine"}, "shape: expected one of ('linear', 'cubic'), got 'sine'"),
@@ -85,7 +87,7 @@ def test_bad_ramps_are_refused(arguments, message):
         bg.SparsityRamp(model(), **{"final": 0.9, "begin": 0, "end": 9, **arguments})
 
 
-@pytest.mark.parametrize("state", [{}, {"steps_done": -1}, {"steps_done": "3"}])
+@pytest.mark.parametrize("state", [{}, None, {"steps_done": -1}, {"steps_done": "3"}, {"steps_done": True}])
 def test_a_bad_state_is_refused(state):
     with raises_blockgate("ramp state: expected a dict with steps_done >= 0"):
         bg.SparsityRamp(model(), 0.9, 0, 9).load_state_dict(state)

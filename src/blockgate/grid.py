@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 
 from blockgate.errors import invalid
 
-__all__ = ["BlockGrid", "check_sparsity", "open_blocks"]
+__all__ = ["BlockGrid", "as_int", "check_size", "check_sparsity", "open_blocks"]
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -28,21 +29,13 @@ class BlockGrid:
     block: tuple[int, int]
 
     def __init__(self, out_features: int, in_features: int, block: int | tuple[int, int]) -> None:
-        pair = (block, block) if isinstance(block, int) else tuple(block)
+        pair = block if isinstance(block, (tuple, list)) else (block, block)
         if len(pair) != 2:
             raise invalid("block_size", expected="one int or (out, in)", got=block, remedy="Pass 128 or (128, 64).")
-        sizes = {
-            "out_features": out_features,
-            "in_features": in_features,
-            "block_size (out)": pair[0],
-            "block_size (in)": pair[1],
-        }
-        for name, size in sizes.items():
-            if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
-                raise invalid(name, expected="a positive int", got=size, remedy="Sizes count features, from 1.")
-        object.__setattr__(self, "out_features", out_features)
-        object.__setattr__(self, "in_features", in_features)
-        object.__setattr__(self, "block", pair)
+        object.__setattr__(self, "out_features", check_size("out_features", out_features))
+        object.__setattr__(self, "in_features", check_size("in_features", in_features))
+        block_out, block_in = check_size("block_size (out)", pair[0]), check_size("block_size (in)", pair[1])
+        object.__setattr__(self, "block", (block_out, block_in))
 
     @property
     def out_blocks(self) -> int:
@@ -69,6 +62,24 @@ class BlockGrid:
         )
 
 
+def as_int(value: object) -> int | None:
+    """`value` as an int if it is a whole number of any integer type, NumPy's included; otherwise None."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def check_size(what: str, size: object) -> int:
+    """`size` as an int if it is a positive whole number."""
+    number = as_int(size)
+    if number is None or number <= 0:
+        raise invalid(what, expected="a positive int", got=size, remedy="Sizes count from 1.")
+    return number
+
+
 def check_sparsity(sparsity: float, what: str = "sparsity") -> float:
     """Returns `sparsity` as a float if it lies in [0, 1)."""
     if isinstance(sparsity, bool) or not isinstance(sparsity, (int, float)) or not 0 <= sparsity < 1:
@@ -86,4 +97,5 @@ def open_blocks(sparsity: float, num_blocks: int) -> int:
 
     The tiny term keeps halves such as (1 - 0.9) * 15 from falling to the wrong side in binary arithmetic.
     """
+    num_blocks = check_size("num_blocks", num_blocks)
     return max(1, math.floor((1 - check_sparsity(sparsity)) * num_blocks + 0.5 + 1e-9))

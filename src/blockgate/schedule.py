@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from blockgate.errors import invalid
 from blockgate.gating import Gate
-from blockgate.grid import check_sparsity
+from blockgate.grid import as_int, check_sparsity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch import nn
 
 __all__ = ["RAMP_SHAPES", "SparsityRamp", "set_sparsity"]
 
@@ -25,7 +25,7 @@ RAMP_SHAPES: dict[str, Callable[[float], float]] = {
 def set_sparsity(model: nn.Module, sparsity: float) -> None:
     """Sets the sparsity of every gate in `model`. All change, or, if one of them can't, none does."""
     check_sparsity(sparsity)
-    gates = [module for module in model.modules() if isinstance(module, Gate)]
+    gates = [module for module in model.modules() if isinstance(module, Gate)] if isinstance(model, nn.Module) else []
     if not gates:
         raise invalid(
             "set_sparsity",
@@ -64,17 +64,18 @@ class SparsityRamp:
         *,
         initial: float = 0.0,
     ) -> None:
-        if not 0 <= begin <= end:
+        first, last = as_int(begin), as_int(end)
+        if first is None or last is None or not 0 <= first <= last:
             raise invalid("begin and end", expected="0 <= begin <= end", got=(begin, end), remedy="Count steps from 0.")
-        if shape not in RAMP_SHAPES:
+        if not isinstance(shape, str) or shape not in RAMP_SHAPES:
             raise invalid(
                 "shape", expected=f"one of {tuple(RAMP_SHAPES)}", got=shape, remedy="The paper's is 'linear'."
             )
         self.model = model
         self.initial = check_sparsity(initial, "initial")
         self.final = check_sparsity(final, "final")
-        self.begin = begin
-        self.end = end
+        self.begin = first
+        self.end = last
         self.shape = shape
         self.steps_done = 0
         self._apply()
@@ -105,8 +106,8 @@ class SparsityRamp:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a checkpoint: takes the step and sets the sparsity of the model."""
-        steps = state.get("steps_done")
-        if not isinstance(steps, int) or steps < 0:
+        steps = as_int(state.get("steps_done")) if isinstance(state, dict) else None
+        if steps is None or steps < 0:
             raise invalid(
                 "ramp state", expected="a dict with steps_done >= 0", got=state, remedy="Load what state_dict() gave."
             )

@@ -84,5 +84,9 @@ def test_bad_flags_are_one_clear_line(capsys):
     assert main(["bench", "linear", "--shapes", "64by48"]) == 2
     assert "--shapes: expected OUTxIN such as 6144x1536, got '64by48'" in capsys.readouterr().err
     assert main(["bench", "targets", "--only", "no such line"]) == 2
-    assert main(["bench", "--threads", "0"]) == 2
+    for flags in (["--threads", "0"], ["--threads", "100000000"], ["--seconds", "nan"], ["--sparsities", "1.0"]):
+        assert main(["bench", *flags]) == 2
+    for flags in (["--batches", "0"], ["--batches"], ["--shapes", "9999999x9999999"], ["--block", "0"]):
+        assert main(["bench", "linear", *flags]) == 2
+    assert "Traceback" not in capsys.readouterr().err
     assert parse_shape("6144x1536") == (6144, 1536)

@@ -156,7 +156,9 @@ def test_every_kind_has_the_same_interface(kind, rows):
 def test_near_dense_start_is_close_to_one(kind):
     gate = make_gate(kind, GRID, sparsity=0)
     gate.reset_near_dense()
-    assert (gate.dense(torch.randn(50, 12)) - 1).square().mean().sqrt() < 0.05
+    for training in (True, False):
+        gate.train(training)
+        assert (gate.dense(torch.randn(50, 12)) - 1).square().mean().sqrt() < 0.05
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,11 @@ def test_near_dense_start_is_close_to_one(kind):
         ({"key_size": 10, "key_offset": 4}, "key_size: expected an int from 1 to 8"),
         ({"key_offset": 12}, "key_offset: expected an int from 0 to 11, got 12"),
         ({"key_offset": -1}, "key_offset: expected an int from 0 to 11, got -1"),
-        ({"gate_hidden": 0}, "gate_hidden: expected a positive int or None, got 0"),
+        ({"key_size": True}, "key_size: expected an int from 1 to 12"),
+        ({"key_size": 2.0}, "key_size: expected an int from 1 to 12"),
+        ({"kind": ["topk"]}, "gate: expected one of"),
+        ({"gate_hidden": True}, "gate_hidden: expected a positive int, got True"),
+        ({"gate_hidden": 0}, "gate_hidden: expected a positive int, got 0"),
         ({"sparsity": 1.0}, "sparsity: expected a number in [0, 1), got 1.0"),
         ({"kind": "sigmoid", "sparsity": 0.5}, "sparsity: expected 0 with gate='sigmoid', got 0.5"),
         ({"kind": "sigmoid", "sparsity": 0, "normalise": "rms"}, "normalise and select: expected their defaults"),

@@ -11,8 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import prune
 
 import blockgate as bg
+from blockgate.gating import SigmoidGate, TopKGate
 from blockgate.ops import gated_linear, native
 from tests.helpers import assert_close, dense_mask_linear
 
@@ -104,6 +106,13 @@ def change_optimizer(layer):
     torch.optim.SGD(layer.parameters(), lr=0.1).step()
 
 
+def change_fused_optimizer(layer):
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.1, fused=True)  # raises no version counter
+    for p in layer.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+
+
 @torch.no_grad()
 def change_in_place(layer):
     layer.weight[0] += 1
@@ -138,6 +147,28 @@ def change_data(layer):
     layer.weight.data = torch.randn_like(layer.weight)
 
 
+def change_data_again_and_again(layer):
+    for _ in range(20):  # the freed memory of one may become that of the next
+        layer.weight.data = torch.randn_like(layer.weight)
+
+
+def change_swapped(layer):
+    torch.utils.swap_tensors(layer.weight, nn.Parameter(torch.randn_like(layer.weight)))
+
+
+def change_normalise(layer):
+    layer.gate.normalise = "rms"
+
+
+def change_key(layer):
+    layer.gate.key_offset = 0
+    layer.gate = bg.DynamicSparseLinear(50, 70, block_size=16, key_size=7).gate
+
+
+def change_gate_kind(layer):
+    layer.gate = SigmoidGate(layer.grid, sparsity=0)
+
+
 def change_bias(layer):
     with torch.no_grad():
         layer.bias += 1
@@ -164,6 +195,53 @@ def test_edits_that_leave_no_trace_need_repack():
     layer(x)
     layer.weight.data[0] += 1
     layer.repack()
+    torch.testing.assert_close(layer(x), unfused(layer, x), rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_the_reference_backend_is_obeyed_at_any_time(monkeypatch):
+    layer, x = make(), torch.randn(3, 50)
+    want = layer(x)
+    monkeypatch.setattr("blockgate.layers.fused.dynamic_linear", None)
+    layer.backend = "reference"
+    assert_close(layer(x), want)
+    layer.backend, layer.gate.backend = "auto", "reference"
+    assert_close(layer(x), want)
+
+
+@torch.no_grad()
+def test_hooks_and_subclasses_of_the_gate_are_run():
+    layer, x = make(), torch.randn(3, 50)
+    layer(x)
+    seen = []
+    handle = layer.gate.register_forward_hook(lambda *_: seen.append(1))
+    layer(x)
+    handle.remove()
+    layer(x)
+    assert seen == [1]
+
+    class Inverted(TopKGate):
+        def scores(self, x):
+            return -super().scores(x)
+
+    layer.gate = Inverted(layer.grid, sparsity=0.6)
+    torch.testing.assert_close(layer(x), unfused(layer, x), rtol=0, atol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        nn.utils.parametrizations.weight_norm,
+        lambda layer: nn.utils.parametrizations.weight_norm(layer.gate),
+        lambda layer: prune.l1_unstructured(layer, "weight", 0.3),
+        lambda layer: prune.l1_unstructured(layer, "bias", 0.3),
+    ],
+    ids=["weight_norm", "gate weight_norm", "pruned weight", "pruned bias"],
+)
+def test_parametrized_and_pruned_layers_work(prepare):
+    layer, x = make(), torch.randn(3, 50)
+    prepare(layer)
     torch.testing.assert_close(layer(x), unfused(layer, x), rtol=0, atol=0)
 
 

@@ -135,8 +135,12 @@ def test_from_dense_takes_dtype_and_options():
     layer = bg.DynamicSparseLinear.from_dense(nn.Linear(8, 8, dtype=torch.float64), block_size=2, gate="softmax_sum")
     assert layer.gate.weight.dtype == torch.float64
     assert layer.gate.kind == "softmax_sum"
-    with raises_blockgate("from_dense: expected an nn.Linear, got 'Conv2d'"):
+    with raises_blockgate("from_dense: expected an nn.Linear with a weight of its own, got 'Conv2d'"):
         bg.DynamicSparseLinear.from_dense(nn.Conv2d(1, 1, 1))
+    with raises_blockgate("from_dense: expected an nn.Linear with a weight of its own"):
+        bg.DynamicSparseLinear.from_dense(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)))
+    with raises_blockgate("bias: expected the dense layer's, got True"):
+        bg.DynamicSparseLinear.from_dense(nn.Linear(4, 4), bias=True)
 
 
 def test_reset_parameters_starts_afresh():
@@ -179,7 +183,16 @@ def test_bad_numbers_in_a_row_reach_its_output_and_no_other(value, position):
             torch.ones(2, 6, dtype=torch.float64),
             "expected torch.float32, as the layer's weight, got torch.float64",
         ),
-        (torch.ones(2, 6, dtype=torch.int64), "expected torch.float32, as the layer's weight, got torch.int64"),
+        (
+            torch.ones(2, 6, dtype=torch.int64),
+            "input: expected a dense floating tensor, got 'torch.strided of torch.int64'",
+        ),
+        (
+            torch.ones(2, 6).to_sparse(),
+            "input: expected a dense floating tensor, got 'torch.sparse_coo of torch.float32'",
+        ),
+        ([1.0] * 6, "input: expected a dense floating tensor, got 'list'"),
+        (None, "input: expected a dense floating tensor, got 'NoneType'"),
         (torch.ones(2, 6, device="meta"), "input: expected a tensor on cpu, as the layer's weight, got 'meta'"),
     ],
 )

@@ -99,6 +99,10 @@ def test_autocast_keeps_the_gate_in_fp32(x, dtype):
         inside = layer.gates(x)
         from_half = layer(x.to(dtype))
         y.float().sum().backward()
+    inside_grad = layer.gate.weight.grad.clone()
+    layer.zero_grad()
+    layer(x).to(dtype).float().sum().backward()
+    assert_close(inside_grad, layer.gate.weight.grad)
     assert y.dtype == dtype
     assert from_half.dtype == dtype
     torch.testing.assert_close(inside, gates, rtol=0, atol=0)
@@ -185,6 +189,36 @@ def test_torch_export_with_a_dynamic_batch(x, gate):
     for rows in (1, 4, 9):
         rows_in = torch.randn(rows, 12)
         assert_close(program.module()(rows_in), layer(rows_in))
+
+
+def test_strict_export_works_too(x):
+    layer = make().eval()
+    assert_close(torch.export.export(layer, (x,), strict=True).module()(x), layer(x))
+
+
+def test_forward_mode_derivatives_are_refused_clearly(x):
+    layer = make()
+    for call in (layer, bg.pack(layer)):
+        with raises_blockgate("Gated layers have reverse-mode gradients alone"):
+            torch.func.jvp(call, (x,), (torch.ones_like(x),))
+
+
+def test_a_mix_of_devices_is_refused_and_never_computed(x):
+    with torch.device("meta"):
+        layer = make()
+    layer.load_state_dict(nn.Linear(12, 10).state_dict(), strict=False, assign=True)  # the gate stays on meta
+    with raises_blockgate("gate input: expected shape (rows, 12) on meta, got '(4, 12) on cpu'"):
+        layer(x)
+    with raises_blockgate("blockgate::gate_scores: expected all tensors on one device, got ['cpu', 'meta']"):
+        torch.ops.blockgate.gate_scores(x, torch.empty(3, 12, device="meta"), None)
+
+
+def test_a_bad_sparsity_in_a_checkpoint_is_reported_by_name():
+    layer = make(sparsity=0.5)
+    for value in (torch.tensor(1.5), torch.tensor([0.1, 0.2]), "x"):
+        with pytest.raises(RuntimeError, match=r"gate.sparsity: "):
+            layer.load_state_dict(layer.state_dict() | {"gate.sparsity": value})
+    assert layer.sparsity == 0.5
 
 
 def test_second_derivatives_are_refused_clearly(x):

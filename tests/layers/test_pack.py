@@ -153,14 +153,68 @@ def test_half_inputs_are_computed_in_float32():
         assert_close(y, packed(x.float()))
 
 
-def test_casting_a_packed_model_leaves_the_blocks_alone():
-    packed = bg.pack(bg.DynamicSparseLinear(32, 32, block_size=8), torch.bfloat16)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_casting_a_packed_model_changes_no_bit(dtype):
+    packed = bg.pack(bg.DynamicSparseLinear(32, 32, block_size=8), dtype)
     x = torch.randn(2, 32)
     with torch.no_grad():
         want = packed(x)
-        packed.double().float()
-        assert packed.packed.blocks.dtype == torch.bfloat16
-        assert_close(packed(x), want)
+        for cast in (packed.half, packed.bfloat16, packed.double):
+            cast()
+            torch.testing.assert_close(packed(x), want, rtol=0, atol=0)
+
+
+def test_a_dense_checkpoint_of_another_size_is_refused():
+    packed = bg.pack(nn.Linear(100, 200, bias=False))  # ragged edges: 250 outputs would fill the same blocks
+    with pytest.raises(RuntimeError, match=r"size mismatch for weight: expected \(200, 100\), got \(250, 100\)"):
+        packed.load_state_dict(nn.Linear(100, 250, bias=False).state_dict())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torch_s_transformer_really_runs_its_packed_layers(dtype):
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(64, 4, 64, batch_first=True, dropout=0.0), 2, enable_nested_tensor=False
+    ).eval()
+    encoder.layers[0].linear1 = bg.DynamicSparseLinear(64, 64, block_size=16, sparsity=0.5)
+    packed, x = bg.pack(encoder, dtype), torch.randn(2, 5, 64)
+    want = encoder(x)  # with gradients on, torch takes no shortcut
+    with torch.no_grad():
+        assert relative(packed(x), want) < 3 * ERROR[dtype]
+
+
+def test_meta_models_pack_and_load():
+    with torch.device("meta"):
+        layer = bg.DynamicSparseLinear(32, 32, block_size=8)
+    packed = bg.pack(layer, torch.int8)
+    source = bg.pack(bg.DynamicSparseLinear(32, 32, block_size=8), torch.int8)
+    packed.load_state_dict(source.state_dict(), assign=True)
+    x = torch.randn(2, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(packed(x), source(x), rtol=0, atol=0)
+
+
+def test_layers_with_hooks_stay_as_they_are():
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    net[0].register_forward_hook(lambda *_: None)
+    assert isinstance(bg.pack(net)[0], nn.Linear)
+
+
+def test_packed_models_stay_in_eval_and_follow_autocast():
+    packed = bg.pack(bg.DynamicSparseLinear(16, 16, block_size=4, gate="softmax_sum"))
+    packed.train()
+    assert not packed.gate.training
+    linear = bg.pack(nn.Linear(16, 16))
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        assert linear(torch.randn(2, 16)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_packed_models_compile_and_export(dtype):
+    packed, x = bg.pack(bg.DynamicSparseLinear(32, 32, block_size=8), dtype), torch.randn(2, 32)
+    with torch.no_grad():
+        want = packed(x)
+        assert_close(torch.compile(packed, backend="aot_eager", fullgraph=True)(x), want)
+        assert_close(torch.export.export(packed, (x,)).module()(x), want)
 
 
 def test_bad_requests_are_refused():
@@ -177,6 +231,14 @@ def test_bad_requests_are_refused():
         packed(torch.ones(2, 7))
     with raises_blockgate("packed layer: expected an input without gradient"):
         packed(torch.ones(2, 8, requires_grad=True))
+    with raises_blockgate("input: expected a tensor on cpu, as the layer's blocks, got 'meta'"):
+        packed(torch.ones(2, 8, device="meta"))
+    with raises_blockgate("input: expected a dense floating tensor, got 'torch.strided of torch.int64'"):
+        packed(torch.ones(2, 8, dtype=torch.int64))
+    with raises_blockgate("pack: expected an nn.Module, got 'NoneType'"):
+        bg.pack(None)
+    with raises_blockgate("pack: expected a model whose parameters exist, got 'lazy layers'"):
+        bg.pack(nn.LazyLinear(4))
 
 
 def test_wrong_checkpoints_are_refused_and_change_nothing():

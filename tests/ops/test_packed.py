@@ -110,5 +110,5 @@ def test_opcheck(suffix, dtype):
 
 def test_blocks_of_another_grid_are_refused():
     stored = packed.pack_blocks(torch.randn(20, 12), 8, 8, torch.float32)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match=r"expected|shape"):
         packed.dense_packed_linear(torch.randn(2, 12), *stored, None, 20, 4, 4)

@@ -72,11 +72,21 @@ def test_topk_gates_and_gradient_equal_the_reference(rows, groups, group_size, s
     assert_close(ours.grad, theirs.grad, "scores")
 
 
-@pytest.mark.parametrize("scores", [[float("nan"), 1.0, 2.0], [float("inf"), 1.0, 2.0], [-float("inf"), 1.0, 2.0]])
-def test_topk_gates_treats_nan_and_inf_as_the_reference(scores):
-    scores = torch.tensor([scores])
-    for got, want in zip(topk_gates(scores, 2), reference.topk_gates(scores, 2, 1, "mean"), strict=True):
-        torch.testing.assert_close(got, want, equal_nan=True)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_bad_score_is_kept_and_spoils_its_gates(value, backend):
+    gates, indices = topk_gates(torch.tensor([[1.0, 2.0, value]]), 2, backend=backend)
+    assert indices.tolist() == [[1, 2]]
+    assert gates[0, 1].isnan()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("normalise", ["mean", "rms"])
+@pytest.mark.parametrize("scale", [1e-30, 1e-19, 1.0, 1e19, 1e37])
+def test_gates_do_not_depend_on_the_scale_of_the_scores(scale, normalise, backend):
+    scores = torch.tensor([[1.0, 2.0, 3.0, 4.0, -1.0]])
+    gates, _ = topk_gates(scores * scale, 3, normalise=normalise, backend=backend)
+    assert_close(gates, topk_gates(scores, 3, normalise=normalise, backend="reference")[0])
 
 
 @given(st.integers(0, 20), st.integers(1, 70), st.integers(1, 70), st.booleans())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import tempfile
@@ -111,15 +112,20 @@ def write_report(stem: Path, markdown: str, data: dict[str, Any]) -> list[Path]:
     return written
 
 
+def require_matplotlib() -> None:
+    """Raises a clear error where plots can't be drawn."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise BlockgateError("plot: expected matplotlib, got none. Run: pip install 'blockgate[train]'")
+
+
 def plot_speedups(results: list[LinearResult], path: Path) -> None:
     """Speed-up against density for our arms of every case, with the ideal line 1 / density."""
-    try:
-        import matplotlib as mpl
+    require_matplotlib()
+    import matplotlib as mpl
 
-        mpl.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise BlockgateError("plot: expected matplotlib, got none. Run: pip install 'blockgate[train]'") from error
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
     figure, axes = plt.subplots(figsize=(7, 5))
     densities = [d / 100 for d in range(8, 101)]
     axes.plot(densities, [1 / d for d in densities], color="black", linestyle="--", label="ideal: 1 / density")
@@ -138,5 +144,9 @@ def plot_speedups(results: list[LinearResult], path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise BlockgateError(f"plot: expected to write {path}, got {error}. Choose another --output.") from error
+    finally:
+        plt.close(figure)

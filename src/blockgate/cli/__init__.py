@@ -21,11 +21,13 @@ def main(args: list[str] | None = None) -> int:
         return 0
     try:
         import tyro
-    except ImportError:
-        print("blockgate: the command line needs tyro. Run: pip install 'blockgate[train]'", file=sys.stderr)
+
+        commands = _commands()
+    except ImportError as error:
+        print(f"blockgate: the command line needs {error.name}. Run: pip install 'blockgate[train]'", file=sys.stderr)
         return 2
     command = tyro.extras.subcommand_cli_from_dict(
-        _commands(), prog="blockgate", description=DESCRIPTION, args=args or ["--help"]
+        commands, prog="blockgate", description=DESCRIPTION, args=args or ["--help"]
     )
     try:
         command.run()

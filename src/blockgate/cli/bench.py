@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import os
 import shlex
 import sys
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from blockgate.bench.linear import LinearCase, LinearResult, run_linear
 from blockgate.bench.targets import TARGETS, TargetResult, run_target
 from blockgate.bench.training import TrainingResult, run_training
 from blockgate.errors import invalid
+from blockgate.grid import check_size, check_sparsity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Bench"]
 
 DEFAULT_SHAPES = ("6144x1536", "4608x3072", "1024x1024", "10000x1536", "4096x4096")
+MOST_WEIGHTS = 1 << 28
 DEFAULT_BATCHES = (1, 4, 16, 64, 256, 1024)
 
 
@@ -77,9 +81,8 @@ class Bench:
 
     def run(self) -> None:
         """Measures, prints, and writes the report if asked."""
+        self._check()
         if self.threads is not None:
-            if self.threads < 1:
-                raise invalid("--threads", expected="at least 1", got=self.threads, remedy="Leave it out for torch's.")
             torch.set_num_threads(self.threads)
         console = Console(stderr=True)
         roofs = {"read_bytes_per_second": machine.read_bandwidth(64 << 20), "flops": machine.peak_flops()}
@@ -106,6 +109,34 @@ class Bench:
                 written.append(self.output.with_name(self.output.name + ".png"))
                 report.plot_speedups(linear, written[-1])
             console.print("wrote " + ", ".join(map(str, written)))
+
+    def _check(self) -> None:
+        """Refuses what can't be measured before any time is spent."""
+        most = 8 * (os.cpu_count() or 1)
+        if self.threads is not None and not 1 <= self.threads <= most:
+            raise invalid("--threads", expected=f"1 to {most}", got=self.threads, remedy="Leave it out for torch's.")
+        if not self.batches or any(batch < 1 for batch in self.batches):
+            raise invalid("--batches", expected="numbers from 1", got=self.batches, remedy="Try --batches 1 16.")
+        if not self.sparsities:
+            raise invalid("--sparsities", expected="at least one", got=self.sparsities, remedy="Try --sparsities 0.9.")
+        for sparsity in self.sparsities:
+            check_sparsity(sparsity, "--sparsities")
+        if not 0 < self.seconds < math.inf:
+            raise invalid("--seconds", expected="a positive number", got=self.seconds, remedy="Try --seconds 1.")
+        for name, size in {"--block": self.block, "--key": self.key}.items():
+            check_size(name, size)
+        if not self.shapes:
+            raise invalid("--shapes", expected="at least one", got=self.shapes, remedy="Try --shapes 1024x1024.")
+        for out_features, in_features in map(parse_shape, self.shapes):
+            if out_features * in_features > MOST_WEIGHTS:
+                raise invalid(
+                    "--shapes",
+                    expected=f"layers of at most {MOST_WEIGHTS} weights",
+                    got=f"{out_features}x{in_features}",
+                    remedy="Several copies must fit in memory.",
+                )
+        if self.output is not None and self.what == "linear" and not self.training:
+            report.require_matplotlib()
 
     def _targets(self, progress: Progress) -> tuple[list[TargetResult], str]:
         targets = [target for target in TARGETS if self.only in target.work]

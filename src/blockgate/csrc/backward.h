@@ -73,7 +73,7 @@ BLOCKGATE_INLINE void input_grad_tile(const InputGradJob<T>& job, const Entry<T>
       const int64_t token = entries[ROWS + m].token;
       __builtin_prefetch(job.grad_y + token * job.grad_y_stride);
       __builtin_prefetch(job.x + token * job.x_stride);
-      __builtin_prefetch(job.grad_x + token * job.grad_x_stride);
+      if (job.grad_x) __builtin_prefetch(job.grad_x + token * job.grad_x_stride);
     }
   }
   for (int64_t input = 0; input < job.inputs; input += PANEL) {

@@ -1,5 +1,5 @@
 // Chooses the kernel table once, by what the machine can do and what BLOCKGATE_ISA allows.
-#include "kernels.h"
+#include "dispatch.h"
 
 #include <torch/headeronly/util/Exception.h>
 

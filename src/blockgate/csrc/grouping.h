@@ -1,8 +1,8 @@
 // Open gates of a batch, grouped by block: a stable counting sort, so tokens stay ascending.
 #pragma once
 
-#include "kernels.h"
 #include "buffer.h"
+#include "kernels.h"
 #include "parallel.h"
 
 #include <torch/headeronly/util/Exception.h>

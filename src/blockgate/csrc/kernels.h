@@ -1,7 +1,8 @@
 // What the ops ask of a kernel set, whatever the instruction set.
 //
-// Only plain structs and function pointers: this header is included by every per-instruction-set
-// translation unit before its target is raised, so nothing here may generate code.
+// Only plain structs, function pointers and static functions: this header is part of every
+// per-instruction-set translation unit, and a function shared between them could be merged into
+// the copy that not every machine can run.
 #pragma once
 
 #include <cstdint>
@@ -11,27 +12,27 @@ namespace blockgate {
 // Outputs per panel of the packed layout: block -> panels -> k -> 16 outputs contiguous.
 inline constexpr int64_t PANEL = 16;
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-constexpr int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
+static constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static constexpr int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
 
 // The cut of a weight (out, in) into rows x cols blocks; the last row and column may be ragged.
 struct Grid {
   int64_t out, in, block_out, block_in, rows, cols;
 };
 
-constexpr int64_t outputs_of_row(const Grid& g, int64_t row) {
+static constexpr int64_t outputs_of_row(const Grid& g, int64_t row) {
   return smaller(g.block_out, g.out - row * g.block_out);
 }
-constexpr int64_t inputs_of_col(const Grid& g, int64_t col) {
+static constexpr int64_t inputs_of_col(const Grid& g, int64_t col) {
   return smaller(g.block_in, g.in - col * g.block_in);
 }
 // Sizes of a packed block: the same for all blocks of a grid.
-constexpr int64_t packed_depth(const Grid& g) { return smaller(g.block_in, g.in); }
-constexpr int64_t packed_panels(const Grid& g) {
+static constexpr int64_t packed_depth(const Grid& g) { return smaller(g.block_in, g.in); }
+static constexpr int64_t packed_panels(const Grid& g) {
   return ceil_div(smaller(g.block_out, g.out), PANEL);
 }
-constexpr int64_t packed_block_size(const Grid& g) {
+static constexpr int64_t packed_block_size(const Grid& g) {
   return packed_panels(g) * packed_depth(g) * PANEL;
 }
 
@@ -154,15 +155,5 @@ extern const KernelTable baseline_kernels;
 extern const KernelTable avx2_kernels;
 extern const KernelTable avx512_kernels;
 #endif
-
-// The table for this machine, or the lower one BLOCKGATE_ISA asks for. Throws on a bad request.
-const KernelTable& kernels();
-
-template <class T>
-const TypedKernels<T>& typed_kernels();
-template <>
-inline const TypedKernels<float>& typed_kernels<float>() { return kernels().f32; }
-template <>
-inline const TypedKernels<double>& typed_kernels<double>() { return kernels().f64; }
 
 }  // namespace blockgate

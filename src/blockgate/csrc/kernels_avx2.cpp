@@ -16,6 +16,7 @@
 #define BLOCKGATE_ISA avx2
 #define BLOCKGATE_VECTOR_BYTES 32
 #define BLOCKGATE_ACCUMULATORS 12
+#define BLOCKGATE_X86 1
 #include "kernel_set.h"
 
 #if defined(__clang__)

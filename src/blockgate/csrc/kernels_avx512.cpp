@@ -17,6 +17,7 @@
 #define BLOCKGATE_ISA avx512
 #define BLOCKGATE_VECTOR_BYTES 64
 #define BLOCKGATE_ACCUMULATORS 24
+#define BLOCKGATE_X86 1
 #include "kernel_set.h"
 
 #if defined(__clang__)

@@ -56,7 +56,7 @@ std::tuple<Tensor, Tensor, Tensor> gated_linear_backward(
     const Tensor grad_x = result(need_x, rows.count, grid.in);
     const Tensor grad_weight = result(need_weight, grid.out, grid.in);
     const Tensor grad_gates = result(need_gates, rows.count, gate.slots);
-    if (need_gates)
+    if (need_gates && rows.count * gate.slots > 0)
       std::memset(data_of<T>(grad_gates), 0, rows.count * gate.slots * sizeof(T));
 
     const GroupedGates<T> groups = group_by_block<T>(

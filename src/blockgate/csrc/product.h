@@ -1,9 +1,9 @@
 // How the products are cut into tasks and run: shared by the plain, the packed and the fused ops.
 #pragma once
 
-#include "grouping.h"
-#include "kernels.h"
 #include "buffer.h"
+#include "dispatch.h"
+#include "grouping.h"
 #include "parallel.h"
 
 #include <cstring>

@@ -1,8 +1,8 @@
 // Top-k over the rows of a batch: checks of its arguments and its cut into tasks.
 #pragma once
 
-#include "kernels.h"
 #include "buffer.h"
+#include "dispatch.h"
 #include "parallel.h"
 
 #include <torch/headeronly/util/Exception.h>

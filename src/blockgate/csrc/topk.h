@@ -70,12 +70,9 @@ BLOCKGATE_INLINE int64_t count_at_least(const K* keys, int64_t count, K threshol
     below += load(keys + i) < limit;
     below2 += load(keys + i + L) < limit;
   }
-  // A true comparison is -1. Padding keys are below every threshold.
-  int64_t not_counted = 0;
   for (; i < count; i += L) below += load(keys + i) < limit;
-  const Vec<K> total = below + below2;
-  for (int j = 0; j < L; ++j) not_counted -= total[j];
-  return ceil_div(count, L) * L - not_counted;
+  // A true comparison is -1. Padding keys are below every threshold.
+  return ceil_div(count, L) * L + horizontal_sum<K>(below + below2);
 }
 
 // Keys above `value` are kept, and of those equal to it the first `ties`.
@@ -115,29 +112,66 @@ BLOCKGATE_INLINE Threshold<K> find_threshold(const K* keys, int64_t count, int64
   return {low, kept - above};
 }
 
+// Largest group that is ranked instead of searched: a few vectors, as rows of blocks often are.
 template <class T>
-BLOCKGATE_INLINE void select_group(const T* scores, int64_t count, int64_t kept, int64_t offset,
-                                   Key<T>* keys, T* values, int64_t* indices) {
-  using K = Key<T>;
-  const KeyRange<K> range = make_keys<T>(scores, count, keys);
-  const Threshold<K> threshold =
-      kept == count ? Threshold<K>{-1, 0} : find_threshold<K>(keys, count, kept, range);
-  // Branch-free: every candidate is written and the place moves on only if it is kept.
+inline constexpr int64_t RANKED_SCORES = 2 * LANES<T>;
+
+// ranks[i]: how many keys come before key i, larger ones and equal ones of a lower index.
+template <class K>
+BLOCKGATE_INLINE void rank_keys(const K* keys, int64_t count, K* ranks) {
+  constexpr int L = LANES<K>;
+  Vec<K> lane;
+  for (int j = 0; j < L; ++j) lane[j] = j;
+  for (int64_t i = 0; i < count; i += L) {
+    const Vec<K> mine = load(keys + i), place = lane + broadcast_key<K>(i);
+    Vec<K> rank{};
+    for (int64_t j = 0; j < count; ++j)
+      // Where j comes first, a tie counts: key j >= mine is key j > mine - 1.
+      rank -= broadcast_key<K>(keys[j]) > mine + (place > broadcast_key<K>(j));
+    store(ranks + i, rank);
+  }
+}
+
+// Indices of the kept keys, ascending. Branch-free: every candidate is written and the place
+// moves on only if it is kept.
+template <class K>
+BLOCKGATE_INLINE void pick(const K* keys, int64_t count, int64_t kept, KeyRange<K> range,
+                           K* ranks, int64_t* indices) {
   int64_t place = 0;
-  if (threshold.ties == 0) {
+  if (kept == count) {
+    for (int64_t i = 0; i < count; ++i) indices[i] = i;
+    return;
+  }
+  if (count <= RANKED_SCORES<K>) {
+    rank_keys(keys, count, ranks);
+    for (int64_t i = 0; place < kept; ++i) {
+      indices[place] = i;
+      place += ranks[i] < kept;
+    }
+    return;
+  }
+  const Threshold<K> threshold = find_threshold<K>(keys, count, kept, range);
+  int64_t ties = threshold.ties;
+  if (ties == 0) {
     for (int64_t i = 0; place < kept; ++i) {
       indices[place] = i;
       place += keys[i] > threshold.value;
     }
-  } else {
-    int64_t ties = threshold.ties;
-    for (int64_t i = 0; place < kept; ++i) {
-      const bool tie = keys[i] == threshold.value;
-      indices[place] = i;
-      place += (keys[i] > threshold.value) | (tie & (ties > 0));
-      ties -= tie;
-    }
+    return;
   }
+  for (int64_t i = 0; place < kept; ++i) {
+    const bool tie = keys[i] == threshold.value;
+    indices[place] = i;
+    place += (keys[i] > threshold.value) | (tie & (ties > 0));
+    ties -= tie;
+  }
+}
+
+template <class T>
+BLOCKGATE_INLINE void select_group(const T* scores, int64_t count, int64_t kept, int64_t offset,
+                                   Key<T>* keys, T* values, int64_t* indices) {
+  const KeyRange<Key<T>> range = make_keys<T>(scores, count, keys);
+  pick<Key<T>>(keys, count, kept, range, keys + ceil_div(count, PANEL) * PANEL, indices);
   for (int64_t i = 0; i < kept; ++i) {
     const T score = scores[indices[i]];
     values[i] = score <= 0 ? T(0) : score;

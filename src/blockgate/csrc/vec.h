@@ -1,8 +1,10 @@
 // Vectors of one instruction set, by the compiler's vector extensions.
 //
 // The including file names the set: BLOCKGATE_ISA (a namespace of its own, so that no function is
-// ever merged with another set's copy), BLOCKGATE_VECTOR_BYTES and BLOCKGATE_ACCUMULATORS (how
-// many vector registers a tile may hold while leaving room for its operands).
+// ever merged with another set's copy), BLOCKGATE_VECTOR_BYTES, BLOCKGATE_ACCUMULATORS (how many
+// vector registers a tile may hold while leaving room for its operands), and BLOCKGATE_X86 where
+// the intrinsics of that vector length may be used (the compiler's own macros don't follow a
+// target pragma everywhere).
 #pragma once
 
 #include "kernels.h"
@@ -66,9 +68,9 @@ BLOCKGATE_INLINE Vec<double> load_weight(const double* p) { return load(p); }
 
 // Widening by intrinsics where the extension's own conversions become a dozen instructions.
 BLOCKGATE_INLINE Vec<float> load_weight(const BFloat16* p) {
-#if BLOCKGATE_VECTOR_BYTES == 64
+#if BLOCKGATE_X86 && BLOCKGATE_VECTOR_BYTES == 64
   const auto bits = (Vec<uint32_t>)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
-#elif BLOCKGATE_VECTOR_BYTES == 32
+#elif BLOCKGATE_X86 && BLOCKGATE_VECTOR_BYTES == 32
   const auto bits = (Vec<uint32_t>)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
 #else
   typedef uint16_t Narrow __attribute__((vector_size(BLOCKGATE_VECTOR_BYTES / 2)));
@@ -80,9 +82,9 @@ BLOCKGATE_INLINE Vec<float> load_weight(const BFloat16* p) {
 }
 
 BLOCKGATE_INLINE Vec<float> load_weight(const int8_t* p) {
-#if BLOCKGATE_VECTOR_BYTES == 64
+#if BLOCKGATE_X86 && BLOCKGATE_VECTOR_BYTES == 64
   const auto wide = (Vec<int32_t>)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
-#elif BLOCKGATE_VECTOR_BYTES == 32
+#elif BLOCKGATE_X86 && BLOCKGATE_VECTOR_BYTES == 32
   const auto wide = (Vec<int32_t>)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
 #else
   typedef int8_t Narrow __attribute__((vector_size(BLOCKGATE_VECTOR_BYTES / 4)));

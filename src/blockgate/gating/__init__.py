@@ -18,7 +18,7 @@ GATE_KINDS: dict[str, type[Gate]] = {gate.kind: gate for gate in (TopKGate, Soft
 
 def make_gate(kind: str, grid: BlockGrid, *, normalise: str = "mean", select: str = "global", **options: Any) -> Gate:
     """Makes a gate by its name; `normalise` and `select` other than the defaults are for gate="topk" alone."""
-    if kind not in GATE_KINDS:
+    if not isinstance(kind, str) or kind not in GATE_KINDS:
         raise invalid("gate", expected=f"one of {tuple(GATE_KINDS)}", got=kind, remedy="The paper's gate is 'topk'.")
     if kind == TopKGate.kind:
         return TopKGate(grid, normalise=normalise, select=select, **options)

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from blockgate.errors import invalid
-from blockgate.grid import BlockGrid, check_sparsity
+from blockgate.errors import BlockgateError, invalid
+from blockgate.grid import BlockGrid, as_int, check_size, check_sparsity
 from blockgate.ops import check_backend, gate_scores
 
 __all__ = ["DEFAULT_KEY_SIZE", "Gate"]
@@ -66,16 +66,14 @@ class Gate(nn.Module, ABC):
         self.num_scores = num_scores
         self.key_offset, self.key_size = _check_key(grid.in_features, key_offset, key_size)
         self.backend = check_backend(backend)
-        if gate_hidden is not None and (not isinstance(gate_hidden, int) or gate_hidden <= 0):
-            raise invalid("gate_hidden", expected="a positive int or None", got=gate_hidden, remedy="Try 32, or None.")
-        self.hidden_size = gate_hidden or 0
+        self.hidden_size = 0 if gate_hidden is None else check_size("gate_hidden", gate_hidden)
         scored = self.hidden_size or self.key_size
         self.weight = nn.Parameter(torch.empty(num_scores, scored, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(num_scores, device=device, dtype=dtype))
         hidden_weight = hidden_bias = None
         if gate_hidden is not None:
-            hidden_weight = nn.Parameter(torch.empty(gate_hidden, self.key_size, device=device, dtype=dtype))
-            hidden_bias = nn.Parameter(torch.empty(gate_hidden, device=device, dtype=dtype))
+            hidden_weight = nn.Parameter(torch.empty(self.hidden_size, self.key_size, device=device, dtype=dtype))
+            hidden_bias = nn.Parameter(torch.empty(self.hidden_size, device=device, dtype=dtype))
         self.register_parameter("hidden_weight", hidden_weight)
         self.register_parameter("hidden_bias", hidden_bias)
         self.target_sparsity = sparsity
@@ -98,12 +96,16 @@ class Gate(nn.Module, ABC):
     def target_sparsity(self, sparsity: float) -> None:
         open_blocks = self.count_open(check_sparsity(sparsity))
         self._sparsity = float(sparsity)
+        self._open_blocks = open_blocks
         self._open_blocks_carrier = _carry(open_blocks)
 
     @property
     def open_blocks(self) -> int:
         """The integer k that the sparsity means for this gate."""
-        return self._open_blocks_carrier.shape[0]
+        # Only a graph that is kept while k changes needs k from the carrier; an exported one has it as a constant.
+        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            return self._open_blocks_carrier.shape[0]
+        return self._open_blocks
 
     @property
     def target_density(self) -> float:
@@ -112,6 +114,13 @@ class Gate(nn.Module, ABC):
 
     def scores(self, x: Tensor) -> Tensor:
         """Raw scores (N, num_scores), before any ReLU of the gate kind, for x (N, in_features)."""
+        if x.device != self.weight.device or x.dim() != 2 or x.shape[1] != self.grid.in_features:
+            raise invalid(
+                "gate input",
+                expected=f"shape (rows, {self.grid.in_features}) on {self.weight.device}",
+                got=f"{tuple(x.shape)} on {x.device}",
+                remedy="Call the layer, which takes any leading dimensions.",
+            )
         key = x[:, self.key_offset : self.key_offset + self.key_size]
         if self.hidden_weight is not None:
             key = torch.relu(gate_scores(key, self.hidden_weight, self.hidden_bias, backend=self.backend))
@@ -158,8 +167,13 @@ class Gate(nn.Module, ABC):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         sparsity = state_dict.pop(prefix + "sparsity", None)
         super()._load_from_state_dict(state_dict, prefix, *args)
-        if sparsity is not None and not sparsity.is_meta:
+        if sparsity is None or (isinstance(sparsity, Tensor) and sparsity.is_meta):
+            return
+        try:
             self.target_sparsity = float(sparsity)
+        except (BlockgateError, TypeError, ValueError, RuntimeError) as error:
+            # The last argument collects what load_state_dict then raises, with every other fault of the checkpoint.
+            args[-1].append(f"{prefix}sparsity: {error}")
 
 
 def _carry(number: int) -> Tensor:
@@ -177,20 +191,22 @@ def _carry(number: int) -> Tensor:
 
 def _check_key(in_features: int, offset: int, size: int | EllipsisType | None) -> tuple[int, int]:
     """Offset and size of the key, resolved and checked against the input's size."""
-    if not isinstance(offset, int) or not 0 <= offset < in_features:
+    first = as_int(offset)
+    if first is None or not 0 <= first < in_features:
         raise invalid(
             "key_offset", expected=f"an int from 0 to {in_features - 1}", got=offset, remedy="It must lie in the input."
         )
-    rest = in_features - offset
+    rest = in_features - first
     if size is None:
-        return offset, rest
+        return first, rest
     if isinstance(size, EllipsisType):
-        return offset, min(DEFAULT_KEY_SIZE, rest)
-    if not isinstance(size, int) or not 0 < size <= rest:
+        return first, min(DEFAULT_KEY_SIZE, rest)
+    length = as_int(size)
+    if length is None or not 0 < length <= rest:
         raise invalid(
             "key_size",
             expected=f"an int from 1 to {rest} (in_features {in_features} - key_offset {offset})",
             got=size,
             remedy="Pass None to read the whole input.",
         )
-    return offset, size
+    return first, length

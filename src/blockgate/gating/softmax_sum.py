@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -45,9 +46,17 @@ class SoftmaxSumGate(Gate):
 
     @temperature.setter
     def temperature(self, temperature: float) -> None:
-        if not temperature > 0:
+        if not isinstance(temperature, (int, float)) or not 0 < temperature < math.inf:
             raise invalid("temperature", expected="a positive number", got=temperature, remedy="Anneal from 1 to 0.1.")
         self._temperature = float(temperature)
+
+    def reset_near_dense(self) -> None:
+        """Each head starts with a block of its own, so that gates are near 1 whether soft or hard."""
+        super().reset_near_dense()
+        own = torch.arange(self.heads, device=self.bias.device) % self._num_blocks
+        first = torch.nn.functional.one_hot(own, self._num_blocks) if not own.is_meta else self.bias
+        with torch.no_grad():
+            self.bias.copy_(first.flatten())
 
     def count_open(self, sparsity: float) -> int:
         """How many heads to use; more than there are is an error."""

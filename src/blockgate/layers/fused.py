@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from blockgate.gating import TopKGate
 from blockgate.ops import native
 from blockgate.ops.packed import dynamic_linear, pack_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
 
     from blockgate.gating import Gate
     from blockgate.grid import BlockGrid
 
-__all__ = ["FusedLinear", "PackedWeight", "Renewed", "fits_fused_op", "has_fused_op", "pack_weight"]
+__all__ = ["FusedLinear", "PackedWeight", "Renewed", "fused_op_serves", "pack_weight"]
 
 
 Value = TypeVar("Value")
@@ -34,25 +37,27 @@ class PackedWeight(NamedTuple):
 class Renewed(Generic[Value]):
     """A value made from tensors on first use, and made again when one of them has changed since.
 
-    A change is another tensor, other memory, or a higher version counter; `drop` covers what leaves none of these
-    traces. Copies and pickles start empty. Threads may race to make the value: each gets a right one.
+    A change is another tensor, other memory, a higher version counter, or a step of any optimizer (the fused ones leave
+    no other trace); `drop` covers the rest. Copies and pickles start empty. Threads may race to make the value: each
+    gets a right one.
     """
 
     def __init__(self) -> None:
-        self._state: tuple[list[tuple[int, int]], list[weakref.ref[Tensor]], Value | None] | None = None
+        self._state: tuple[list[Any], Value | None, list[Tensor]] | None = None
 
-    def get(self, sources: Iterable[Tensor | None], make: Callable[[], Value | None]) -> Value | None:
+    def get(self, sources: Sequence[Tensor | None], make: Callable[[], Value | None]) -> Value | None:
         """The value for these sources, from `make` if it isn't there or is stale; None if they can't be followed."""
-        present = [t for t in sources if t is not None]
         try:
-            marks = [(t.data_ptr(), t._version) for t in present]
+            marks: list[Any] = [(id(t), t.data_ptr(), t._version) for t in sources if t is not None]
         except RuntimeError:  # an inference tensor has no version counter
             return None
+        marks.append(_optimizer_steps[0])
         state = self._state
-        if state is not None and state[0] == marks and all(map(_is_same, state[1], present)):
-            return state[2]
+        if state is not None and state[0] == marks:
+            return state[1]
         value = make()
-        self._state = (marks, [weakref.ref(t) for t in present], value)
+        # Holding the memory keeps its address from being given to another tensor.
+        self._state = (marks, value, [t.detach() for t in sources if t is not None])
         return value
 
     def drop(self) -> None:
@@ -63,8 +68,14 @@ class Renewed(Generic[Value]):
         return Renewed, ()
 
 
-def _is_same(reference: weakref.ref[Tensor], tensor: Tensor) -> bool:
-    return reference() is tensor
+_optimizer_steps = [0]
+
+
+def _count_step(*_: Any) -> None:
+    _optimizer_steps[0] += 1
+
+
+register_optimizer_step_post_hook(_count_step)
 
 
 def pack_weight(weight: Tensor, grid: BlockGrid, dtype: torch.dtype) -> PackedWeight:
@@ -73,7 +84,7 @@ def pack_weight(weight: Tensor, grid: BlockGrid, dtype: torch.dtype) -> PackedWe
 
 
 class FusedLinear:
-    """Packed weights with everything else that the fused op needs and that stays the same from call to call.
+    """A layer's weights, packed, ready for the fused op.
 
     Args:
         packed: the weight of the layer.
@@ -81,23 +92,21 @@ class FusedLinear:
         grid: its block grid.
     """
 
-    def __init__(self, packed: PackedWeight, gate: TopKGate, grid: BlockGrid) -> None:
+    def __init__(self, packed: PackedWeight, gate: Gate, grid: BlockGrid) -> None:
         gate_weight, hidden_weight = (
             None if w is None else pack_blocks(w.detach().float(), *w.shape, torch.float32)[0]
             for w in (gate.weight, gate.hidden_weight)
         )
         self.packed = packed
-        self.gate = gate
         self.gate_weight = gate_weight
         self.hidden_weight = hidden_weight
         self.in_features, self.out_features = grid.in_features, grid.out_features
-        self.sizes = (gate.key_offset, gate.key_size, gate.num_scores, gate.hidden_size, grid.out_features, *grid.block)
-        self.choice = (gate.groups, gate.normalise)
+        self.sizes = (gate.num_scores, gate.hidden_size, grid.out_features, *grid.block)
 
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """y (..., m) for x (..., n): gate, selection and product in one call. Biases and sparsity are read anew."""
+    def __call__(self, x: Tensor, bias: Tensor | None, gate: TopKGate) -> Tensor:
+        """y (..., m) for x (..., n): gate, selection and product in one call. All but the weights is read anew."""
         # A parameter found in a module's own dict costs a tenth of one found through nn.Module.__getattr__.
-        parameters = self.gate._parameters
+        parameters = gate._parameters
         flat = x.dim() == 2
         y: Tensor = dynamic_linear(
             x if flat else x.reshape(-1, self.in_features),
@@ -107,22 +116,22 @@ class FusedLinear:
             parameters["bias"],
             self.hidden_weight,
             parameters["hidden_bias"],
+            gate.key_offset,
+            gate.key_size,
             *self.sizes,
-            self.gate.open_blocks,
-            *self.choice,
+            gate._open_blocks,
+            gate.groups,
+            gate.normalise,
         )
         return y if flat else y.view(*x.shape[:-1], self.out_features)
 
 
-def has_fused_op(gate: Gate) -> bool:
-    """Whether the fused op exists here and knows this kind of gate."""
-    return isinstance(gate, TopKGate) and gate.backend != "reference" and native.unavailable_reason() is None
+def fused_op_serves(x: Tensor, layer: nn.Module, gate: nn.Module | None) -> bool:
+    """Whether the fused op may compute `layer` for this input now; otherwise the separate ops do.
 
-
-def fits_fused_op(x: Tensor, in_features: int) -> bool:
-    """Whether the fused op can take this input now: float32 on the CPU; no gradient, tracing or autocast under way.
-
-    Runs before every small product, so the cheap and the likely refusals come first.
+    It needs float32 on the CPU; no gradient, tracing or autocast under way; a plain top-k gate that nobody hooks into;
+    and ordinary parameters, which parametrized or pruned layers don't have. Runs before every small product, so the
+    likely refusals come first.
     """
     return (
         not torch.compiler.is_compiling()
@@ -130,7 +139,27 @@ def fits_fused_op(x: Tensor, in_features: int) -> bool:
         and type(x) is Tensor
         and x.dtype is torch.float32
         and x.is_cpu
+        and x.layout is torch.strided
         and x.dim() > 0
-        and x.shape[-1] == in_features
+        and x.shape[-1] == layer.grid.in_features  # type: ignore[union-attr]
+        and type(gate) is TopKGate
+        and gate.backend != "reference"
+        and not gate._forward_hooks
+        and not gate._forward_pre_hooks
+        and _all_float32(layer._parameters, ("bias",))
+        and _all_float32(gate._parameters, ("weight", "bias", "hidden_weight", "hidden_bias"))
         and not torch.is_autocast_enabled("cpu")
+        and forward_ad._current_level < 0
+        and native.unavailable_reason() is None
     )
+
+
+def _all_float32(parameters: dict[str, Any], names: tuple[str, ...]) -> bool:
+    """Whether these parameters are there as such, and each is None or float32 on the CPU."""
+    for name in names:
+        if name not in parameters:
+            return False
+        p = parameters[name]
+        if p is not None and (p.dtype is not torch.float32 or not p.is_cpu):
+            return False
+    return True

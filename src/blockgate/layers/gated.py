@@ -5,13 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
 
+from blockgate.errors import BlockgateError, invalid
+
+if TYPE_CHECKING:
     from blockgate.gating import Gate
     from blockgate.grid import BlockGrid
 
-__all__ = ["GatedLinear"]
+__all__ = ["GatedLinear", "autocast_dtype", "check_rows"]
 
 
 class GatedLinear:
@@ -48,3 +52,29 @@ class GatedLinear:
     @abstractmethod
     def _check_input(self, x: Tensor) -> None:
         """Raises a clear error if x doesn't fit this layer."""
+
+
+def check_rows(x: Tensor, in_features: int) -> None:
+    """Raises a clear error unless x is a dense floating tensor (..., in_features) without a forward-mode tangent."""
+    if not isinstance(x, Tensor) or x.layout is not torch.strided or not x.is_floating_point():
+        what = f"{x.layout} of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+        raise invalid("input", expected="a dense floating tensor", got=what, remedy="Convert it first.")
+    if x.dim() == 0 or x.shape[-1] != in_features:
+        raise invalid(
+            "input",
+            expected=f"shape (..., {in_features})",
+            got=tuple(x.shape),
+            remedy="The last dimension must be in_features.",
+        )
+    if not torch.compiler.is_compiling() and forward_ad.unpack_dual(x).tangent is not None:
+        raise BlockgateError(
+            "input: expected a tensor without a tangent, got one of forward-mode differentiation (torch.func.jvp, "
+            "jacfwd or dual_level). Gated layers have reverse-mode gradients alone."
+        )
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The type that autocast gives results on this kind of device; None where it is off or unknown."""
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return None

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from blockgate.errors import invalid
 from blockgate.gating import Gate, make_gate
 from blockgate.grid import BlockGrid
-from blockgate.layers.fused import FusedLinear, Renewed, fits_fused_op, has_fused_op, pack_weight
-from blockgate.layers.gated import GatedLinear
+from blockgate.layers.fused import FusedLinear, Renewed, fused_op_serves, pack_weight
+from blockgate.layers.gated import GatedLinear, autocast_dtype, check_rows
 from blockgate.ops import check_backend, check_device, gated_linear
 
 if TYPE_CHECKING:
@@ -91,7 +91,6 @@ class DynamicSparseLinear(nn.Module, GatedLinear):
             dtype=dtype,
         )
         self._packed: Renewed[FusedLinear] = Renewed()
-        self._has_fused_op = has_fused_op(self.gate)
         self._reset_linear()
 
     @classmethod
@@ -102,8 +101,15 @@ class DynamicSparseLinear(nn.Module, GatedLinear):
             linear: the dense layer; its weight and bias are shared, not copied.
             options: the keyword options of this class (block_size, sparsity, key_size, ...).
         """
-        if not isinstance(linear, nn.Linear):
-            raise invalid("from_dense", expected="an nn.Linear", got=type(linear).__name__, remedy="Pass the layer.")
+        if not isinstance(linear, nn.Linear) or "weight" not in linear._parameters:
+            raise invalid(
+                "from_dense",
+                expected="an nn.Linear with a weight of its own",
+                got=type(linear).__name__,
+                remedy="Pass the layer itself, and remove parametrizations or pruning first.",
+            )
+        if "bias" in options:
+            raise invalid("bias", expected="the dense layer's", got=options["bias"], remedy="Leave it out.")
         made = cls(
             linear.in_features,
             linear.out_features,
@@ -121,11 +127,12 @@ class DynamicSparseLinear(nn.Module, GatedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """y (..., out_features) for x (..., in_features), at the cost of the blocks that x opens."""
-        if self._has_fused_op and fits_fused_op(x, self.grid.in_features) and (fused := self._follow_weights()):
-            return fused(x, self._parameters["bias"])
+        gate = self._modules["gate"]
+        if fused_op_serves(x, self, gate) and self.backend != "reference" and (fused := self._follow_weights(gate)):
+            return fused(x, self._parameters["bias"], cast("TopKGate", gate))
         self._check_input(x)
         rows = x.reshape(-1, self.in_features)
-        autocast = _autocast_dtype(x.device.type)
+        autocast = autocast_dtype(x.device.type)
         if autocast is not None:
             # Gate and product stay in the parameters' precision; only the result takes autocast's type.
             rows = rows.to(self.weight.dtype)
@@ -138,8 +145,8 @@ class DynamicSparseLinear(nn.Module, GatedLinear):
     def repack(self) -> None:
         """Forgets the packed copy of the weights that inference without gradients makes on first use.
 
-        Only needed after writing through `.data` or NumPy, which torch can't see; the copy follows optimizer steps,
-        `load_state_dict`, in-place edits and `.to()` by itself.
+        Only needed after writing in ways that torch can't see: through `.data`, NumPy, a buffer that parameters are
+        views of, or another process. The copy follows optimizer steps, `load_state_dict`, in-place edits and `.to()`.
         """
         self._packed.drop()
 
@@ -165,17 +172,18 @@ class DynamicSparseLinear(nn.Module, GatedLinear):
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
 
-    def _follow_weights(self) -> FusedLinear | None:
+    def _follow_weights(self, gate: nn.Module | None) -> FusedLinear | None:
         """The weights in the layout of the fused op, renewed when they change; None if they can't be used there."""
-        parameters = cast("Gate", self._modules["gate"])._parameters
-        sources = (self._parameters["weight"], parameters["weight"], parameters["hidden_weight"])
+        weight = self._parameters.get("weight")
+        if weight is None or gate is None:
+            return None
+        sources = (weight, gate._parameters["weight"], gate._parameters["hidden_weight"])
         return self._packed.get(sources, self._pack)
 
     def _pack(self) -> FusedLinear | None:
-        if any(w.dtype is not torch.float32 or not w.is_cpu for w in (self.weight, self.gate.weight)):
+        if self.weight.dtype is not torch.float32 or not self.weight.is_cpu:
             return None
-        packed = pack_weight(self.weight, self.grid, torch.float32)
-        return FusedLinear(packed, cast("TopKGate", self.gate), self.grid)
+        return FusedLinear(pack_weight(self.weight, self.grid, torch.float32), self.gate, self.grid)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.repack()
@@ -183,13 +191,7 @@ class DynamicSparseLinear(nn.Module, GatedLinear):
         return self
 
     def _check_input(self, x: Tensor) -> None:
-        if x.dim() == 0 or x.shape[-1] != self.in_features:
-            raise invalid(
-                "input",
-                expected=f"shape (..., {self.in_features})",
-                got=tuple(x.shape),
-                remedy="The last dimension must be in_features.",
-            )
+        check_rows(x, self.in_features)
         if x.device != self.weight.device:
             raise invalid(
                 "input",
@@ -197,7 +199,7 @@ class DynamicSparseLinear(nn.Module, GatedLinear):
                 got=str(x.device),
                 remedy="Move the input or the layer with .to(device).",
             )
-        if x.dtype != self.weight.dtype and _autocast_dtype(x.device.type) is None:
+        if x.dtype != self.weight.dtype and autocast_dtype(x.device.type) is None:
             raise invalid(
                 "input",
                 expected=f"{self.weight.dtype}, as the layer's weight",
@@ -205,10 +207,3 @@ class DynamicSparseLinear(nn.Module, GatedLinear):
                 remedy="Convert the input or the layer with .to(dtype), or use torch.autocast.",
             )
         check_device(self.backend, x.device.type)
-
-
-def _autocast_dtype(device_type: str) -> torch.dtype | None:
-    """The type that autocast gives results on this kind of device; None where it is off or unknown."""
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
-        return torch.get_autocast_dtype(device_type)
-    return None

@@ -32,9 +32,16 @@ def pack(
         filter_fn: called with each linear layer and its name; layers it answers with False stay unpacked.
 
     Returns:
-        The packed copy, in eval mode, without gradients. Layers that occur twice in the model are packed once.
+        The packed copy, in eval mode, without gradients. Layers that occur twice in the model are packed once; layers
+        with forward hooks or parametrizations, and subclasses of nn.Linear, stay as they are.
     """
     check_packed_dtype(dtype)
+    if not isinstance(model, nn.Module):
+        raise invalid("pack", expected="an nn.Module", got=type(model).__name__, remedy="Pass a model or a layer.")
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
+        raise invalid(
+            "pack", expected="a model whose parameters exist", got="lazy layers", remedy="Run a batch through it first."
+        )
     packed: dict[nn.Module, nn.Module] = {}
     for name, module in model.named_modules():
         if _is_packable(module) and (filter_fn is None or filter_fn(module, name)):
@@ -48,12 +55,28 @@ def pack(
         )
     # deepcopy takes what its memo already knows, so the weights that were packed are never copied.
     memo = {id(layer): made for layer, made in packed.items()}
-    return copy.deepcopy(model, memo).eval().requires_grad_(False)
+    made = copy.deepcopy(model, memo).eval().requires_grad_(False)
+    for module in made.modules():
+        _use_layers(module)
+    return made
 
 
 def _is_packable(module: nn.Module) -> bool:
-    # Exact types: a subclass may compute something else.
-    return type(module) in {nn.Linear, DynamicSparseLinear}
+    # Exact types: a subclass may compute something else, and a parametrized layer is one.
+    return (
+        type(module) in {nn.Linear, DynamicSparseLinear}
+        and "weight" in module._parameters
+        and not module._forward_hooks
+        and not module._forward_pre_hooks
+    )
+
+
+def _use_layers(module: nn.Module) -> None:
+    """Turns off the shortcuts of torch's transformers that read `linear.weight` and go around the layer."""
+    if isinstance(module, nn.TransformerEncoderLayer):
+        module.activation_relu_or_gelu = 0
+    if isinstance(module, nn.TransformerEncoder):
+        module.use_nested_tensor = False
 
 
 def _pack_layer(layer: nn.Module, dtype: torch.dtype) -> nn.Module:

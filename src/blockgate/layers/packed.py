@@ -10,11 +10,15 @@ from torch import Tensor, nn
 
 from blockgate.errors import BlockgateError, invalid
 from blockgate.grid import BlockGrid
-from blockgate.layers.fused import FusedLinear, PackedWeight, Renewed, fits_fused_op, has_fused_op, pack_weight
-from blockgate.layers.gated import GatedLinear
+from blockgate.layers.fused import FusedLinear, PackedWeight, Renewed, fused_op_serves, pack_weight
+from blockgate.layers.gated import GatedLinear, autocast_dtype, check_rows
 from blockgate.ops.packed import PACKED_DTYPES, dense_packed_linear, packed_linear, unpack_blocks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Self
+
     from blockgate.gating import Gate, TopKGate
     from blockgate.layers.linear import DynamicSparseLinear
 
@@ -53,7 +57,7 @@ class PackedBlocks(nn.Module):
         packed = _pack_checked(weight, grid, dtype)
         self.register_buffer("blocks", packed.blocks)
         self.register_buffer("scale", packed.scale)
-        self.register_buffer("version", torch.tensor(FORMAT_VERSION, dtype=torch.int64))
+        self.register_buffer("version", torch.tensor(FORMAT_VERSION, device=weight.device))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -70,16 +74,12 @@ class PackedBlocks(nn.Module):
         return f"{str(self.dtype).removeprefix('torch.')}, blocks={self.grid.out_blocks}x{self.grid.in_blocks}"
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        # `.half()` and the like would turn stored weights into something no kernel reads; devices may change.
-        def keep_dtype(t: Tensor) -> Tensor:
-            return fn(t).to(t.dtype)  # type: ignore[no-any-return]
-
-        return super()._apply(keep_dtype, recurse)  # type: ignore[no-untyped-call]
+        return super()._apply(_moving_only(fn), recurse)  # type: ignore[no-untyped-call]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         version = state_dict.get(prefix + "version")
         blocks = state_dict.get(prefix + "blocks")
-        if version is not None and int(version) != FORMAT_VERSION:
+        if version is not None and not version.is_meta and int(version) != FORMAT_VERSION:
             raise invalid(
                 f"{prefix}version",
                 expected=f"packed format {FORMAT_VERSION}",
@@ -96,8 +96,18 @@ class PackedBlocks(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+def _moving_only(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """`fn` where it moves a tensor, but not where it casts: kernels read the types that packing chose."""
+
+    def move(t: Tensor) -> Tensor:
+        moved = fn(t)
+        return moved if moved.dtype == t.dtype else t.to(moved.device)
+
+    return move
+
+
 def _pack_checked(weight: Tensor, grid: BlockGrid, dtype: torch.dtype) -> PackedWeight:
-    if dtype == torch.int8 and not torch.isfinite(weight).all():
+    if dtype == torch.int8 and not weight.is_meta and not torch.isfinite(weight).all():
         raise invalid("weight", expected="finite values for int8", got="NaN or inf", remedy="Pack to torch.float32.")
     return pack_weight(weight, grid, dtype)
 
@@ -138,19 +148,27 @@ class PackedLinear(nn.Module):
         y = dense_packed_linear(
             rows, self.packed.blocks, self.packed.scale, self.bias, self.out_features, *self.grid.block
         )
-        return cast("Tensor", y.to(x.dtype).view(*x.shape[:-1], self.out_features))
+        return self._as_output(y, x)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        return super()._apply(_moving_only(fn), recurse)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
         """The sizes, for print(model)."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
+    def _as_output(self, y: Tensor, x: Tensor) -> Tensor:
+        """y (N, m) with the leading dimensions and the type that x asks for, or autocast's type."""
+        return y.to(autocast_dtype(x.device.type) or x.dtype).view(*x.shape[:-1], self.out_features)
+
     def _check_input(self, x: Tensor) -> None:
-        if x.dim() == 0 or x.shape[-1] != self.in_features:
+        check_rows(x, self.in_features)
+        if x.device != self.packed.blocks.device:
             raise invalid(
                 "input",
-                expected=f"shape (..., {self.in_features})",
-                got=tuple(x.shape),
-                remedy="The last dimension must be in_features.",
+                expected=f"a tensor on {self.packed.blocks.device}, as the layer's blocks",
+                got=str(x.device),
+                remedy="Move the input or the layer with .to(device).",
             )
         if torch.is_grad_enabled() and x.requires_grad:
             raise BlockgateError(
@@ -161,7 +179,10 @@ class PackedLinear(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         # A checkpoint of the unpacked layer has `weight`: pack it, and go on as if it had been saved packed.
         weight = state_dict.pop(prefix + "weight", None)
-        if weight is not None:
+        shape = (self.out_features, self.in_features)
+        if weight is not None and weight.shape != shape:
+            args[-1].append(f"size mismatch for {prefix}weight: expected {shape}, got {tuple(weight.shape)}.")
+        elif weight is not None:
             packed = _pack_checked(weight, self.grid, self.packed.dtype)
             fresh = {"blocks": packed.blocks, "scale": packed.scale, "version": torch.tensor(FORMAT_VERSION)}
             state_dict.update({f"{prefix}packed.{name}": value for name, value in fresh.items()})
@@ -180,12 +201,12 @@ class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
         super().__init__(linear, dtype, linear.grid)
         self.gate: Gate = copy.deepcopy(linear.gate).float().requires_grad_(False)
         self._fused: Renewed[FusedLinear] = Renewed()
-        self._has_fused_op = has_fused_op(self.gate)
 
     def forward(self, x: Tensor) -> Tensor:
         """y (..., out_features) for x (..., in_features), in the type of x; computed in float32."""
-        if self._has_fused_op and fits_fused_op(x, self.grid.in_features) and (fused := self._follow_weights()):
-            return fused(x, self._parameters["bias"])
+        gate = self._modules["gate"]
+        if fused_op_serves(x, self, gate) and (fused := self._follow_weights(gate)):
+            return fused(x, self._parameters["bias"], cast("TopKGate", gate))
         self._check_input(x)
         rows = x.reshape(-1, self.in_features).float()
         gates, indices = self.gate(rows)
@@ -199,22 +220,32 @@ class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
             self.out_features,
             *self.grid.block,
         )
-        return cast("Tensor", y.to(x.dtype).view(*x.shape[:-1], self.out_features))
+        return self._as_output(y, x)
+
+    def gates(self, x: Tensor) -> Tensor:
+        """The gates that x (..., in_features) gets: (..., out_blocks, in_blocks), 0 where closed."""
+        return super().gates(x.float())
+
+    def train(self, mode: bool = True) -> Self:  # noqa: ARG002
+        """Packed layers are for inference: they stay in eval mode, whatever the model around them does."""
+        return super().train(False)
 
     def repack(self) -> None:
         """Forgets the packed copy of the gate; needed only after writing its weights through `.data`."""
         self._fused.drop()
 
-    def _follow_weights(self) -> FusedLinear | None:
-        parameters = cast("Gate", self._modules["gate"])._parameters
-        buffers = cast("PackedBlocks", self._modules["packed"])._buffers
+    def _follow_weights(self, gate: nn.Module | None) -> FusedLinear | None:
+        packed = self._modules["packed"]
+        assert gate is not None
+        assert packed is not None
+        parameters, buffers = gate._parameters, packed._buffers
         sources = (buffers["blocks"], buffers["scale"], parameters["weight"], parameters["hidden_weight"])
         return self._fused.get(sources, self._make_fused)
 
     def _make_fused(self) -> FusedLinear | None:
         packed = PackedWeight(self.packed.blocks, self.packed.scale)
-        return FusedLinear(packed, cast("TopKGate", self.gate), self.grid) if packed.blocks.is_cpu else None
+        return FusedLinear(packed, self.gate, self.grid) if packed.blocks.is_cpu else None
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self.repack()
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return super()._apply(fn, recurse)

@@ -22,7 +22,7 @@ def check_backend(backend: str) -> str:
     if backend == "triton":
         raise BackendError("backend 'triton': expected GPU kernels, got none: not built yet. Use backend='auto'.")
     if backend == "cpu" and (reason := native.unavailable_reason()):
-        raise BackendError(f"backend 'cpu': {reason}. Or use backend='auto', which then takes the reference.")
+        raise BackendError(f"backend 'cpu': expected native kernels, got none: {reason}. Or use backend='auto'.")
     if backend == "auto":
         _announce_auto()
     return backend
@@ -46,6 +46,6 @@ def _announce_auto() -> None:
     global _announced
     if _announced:
         return
-    _announced = True
     level = logging.WARNING if native.unavailable_reason() else logging.INFO
     _logger.log(level, "backend 'auto' runs: %s; tensors on other devices: reference", describe_auto())
+    _announced = True

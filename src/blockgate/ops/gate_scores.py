@@ -33,11 +33,13 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: 
 def _gradient(ctx: Any, _backend: str, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     key, weight = ctx.saved_tensors
     need_key, need_weight, need_bias = ctx.needs_input_grad
-    return (
-        grad @ weight if need_key else None,
-        grad.T @ key if need_weight else None,
-        grad.sum(0) if need_bias and ctx.has_bias else None,
-    )
+    # A backward pass that runs under autocast must not take the gate out of float32.
+    with torch.autocast(grad.device.type, enabled=False):
+        return (
+            grad @ weight if need_key else None,
+            grad.T @ key if need_weight else None,
+            grad.sum(0) if need_bias and ctx.has_bias else None,
+        )
 
 
 define("gate_scores", "(Tensor key, Tensor weight, Tensor? bias) -> Tensor", kernel=reference.gate_scores, fake=_fake)

@@ -74,10 +74,14 @@ def _average(values: Tensor, num_scores: int, normalise: str) -> Tensor:
     """
     if normalise == "none":
         return torch.ones_like(values[:, :1])
-    power = values if normalise == "mean" else values.square()
+    # In units of the largest value, so that squares and sums neither overflow nor vanish.
+    largest = values.detach().amax(-1, keepdim=True)
+    largest = torch.where(largest == 0, 1, largest)
+    unit = values / largest
+    power = unit if normalise == "mean" else unit.square()
     average = power.sum(-1, keepdim=True) / num_scores
     average = torch.where(average == 0, 1, average)
-    return average if normalise == "mean" else average.sqrt()
+    return largest * (average if normalise == "mean" else average.sqrt())
 
 
 def gated_linear(

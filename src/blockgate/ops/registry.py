@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from blockgate.errors import BlockgateError
+from blockgate.errors import BlockgateError, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,10 +29,22 @@ def define(name: str, signature: str, *, kernel: Callable[..., Any], fake: Calla
         with torch.autocast(args[0].device.type, enabled=False):
             return kernel(*args)
 
+    def checked_fake(*args: Any) -> Any:
+        # With one argument on the meta device torch calls this, and would take empty memory for the result.
+        devices = {arg.device for arg in args if isinstance(arg, torch.Tensor)}
+        if len(devices) > 1:
+            raise invalid(
+                f"blockgate::{name}",
+                expected="all tensors on one device",
+                got=sorted(map(str, devices)),
+                remedy="Move them with .to(device); a layer on the meta device needs its weights first.",
+            )
+        return fake(*args)
+
     for op in (name, f"{name}_reference"):
         library.define(f"{op}{signature}", tags=torch.Tag.pt2_compliant_tag)
         library.impl(op, without_autocast, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"blockgate::{op}", fake, lib=library)
+        torch.library.register_fake(f"blockgate::{op}", checked_fake, lib=library)
 
 
 def differentiate(name: str, setup: Callable[..., None], gradient: Callable[..., Any]) -> None:
