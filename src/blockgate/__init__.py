@@ -3,12 +3,14 @@
 from blockgate import errors
 from blockgate._version import __version__
 from blockgate.grid import BlockGrid, open_blocks
-from blockgate.layers import DynamicSparseLinear, pack
+from blockgate.layers import QRNN, DynamicSparseLinear, DynamicSparseQRNN, pack
 from blockgate.schedule import SparsityRamp, set_sparsity
 
 __all__ = [
+    "QRNN",
     "BlockGrid",
     "DynamicSparseLinear",
+    "DynamicSparseQRNN",
     "SparsityRamp",
     "__version__",
     "errors",
