@@ -100,4 +100,4 @@ except bg.errors.BackendError as error:
     result = run_python(code)
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("backend 'auto' runs: reference") == 1
-    assert "backend 'cpu': the native kernels were not built" in result.stdout
+    assert "backend 'cpu': expected native kernels, got none: the native kernels were not built" in result.stdout

@@ -161,17 +161,22 @@ def test_repr_tells_what_matters():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("position", [0, 9])
-def test_bad_numbers_in_a_row_reach_its_output_and_no_other(value, position):
-    layer = bg.DynamicSparseLinear(10, 8, block_size=2, key_size=5, sparsity=0.5)
-    nn.init.constant_(layer.gate.bias, 5.0)
+@pytest.mark.parametrize("position", [0, 9])  # in the key of the gate, and outside of it
+@pytest.mark.parametrize("gate", ["topk", "softmax_sum"])
+def test_bad_numbers_in_a_row_reach_all_its_outputs_and_no_other(value, position, gate):
+    layer = bg.DynamicSparseLinear(10, 8, block_size=2, key_size=5, sparsity=0.5, gate=gate).eval()
+    reference = bg.DynamicSparseLinear(10, 8, block_size=2, key_size=5, sparsity=0.5, gate=gate, backend="reference")
     x = torch.randn(3, 10)
-    clean = layer(x)
-    x[1, position] = value
-    y = layer(x)
-    if position == 0:  # in the key: the gates of this row are lost
-        assert not torch.isfinite(y[1]).all()
-    assert_close(y[[0, 2]], clean[[0, 2]])
+    bad = x.clone()
+    bad[1, position] = value
+    for way in (layer, bg.pack(layer), reference.eval()):
+        for grad in (True, False):
+            with torch.set_grad_enabled(grad):
+                y, clean = way(bad), way(x)
+                assert y[1].isnan().all()
+                assert_close(y[[0, 2]], clean[[0, 2]])
+                assert_close(way(bad[2]), clean[2])
+                assert way(bad[1]).isnan().all()
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+#include "bad_rows.h"
 #include "packed.h"
 
 #include <vector>
@@ -82,6 +83,7 @@ void run_packed(const PackedWeight& weight, const Grid& grid, const float* x, in
     const std::vector<OpenBlock> open = open_blocks_of(grid, gates, indices, slots);
     run_stream({grid, x, weight.data, weight.kind, weight.scale, bias, y}, open.data(),
                int64_t(open.size()));
+    spoil_bad_rows(x, x_stride, tokens, grid.in, y, grid.out);
     return;
   }
   const GroupedGates<float> groups =
@@ -90,6 +92,7 @@ void run_packed(const PackedWeight& weight, const Grid& grid, const float* x, in
   run_forward<float>({grid, blocked.view, weight.data, weight.kind, weight.scale, bias, y,
                       groups.view()},
                      tokens, groups.starts[grid.rows * grid.cols]);
+  spoil_bad_rows(x, x_stride, tokens, grid.in, y, grid.out);
 }
 
 }  // namespace blockgate

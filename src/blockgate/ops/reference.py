@@ -2,7 +2,7 @@
 
 Symbols: N rows of input; a weight W of m x n cut into r x c blocks; S = r * c scores a row; E compact gates a row,
 each a value and the index of its block (row-major in the grid). A gate of value 0 is closed: its block is not read,
-adds nothing, and receives no gradient.
+adds nothing, and receives no gradient. NaN or inf anywhere in a row of input makes all of its outputs NaN.
 
     s = FF(key(h))                              gate_scores
     G = normalise(topk(ReLU(s)))                topk_gates
@@ -99,7 +99,8 @@ def gated_linear(
         outs, ins = grid.slices(block)
         product = x[rows, ins] @ weight[outs, ins].T
         y[:, outs] = y[:, outs].index_add(0, rows, gates[rows, entries, None] * product)
-    return y
+    # A closed block never reads its part of x; a dense layer would have passed on what is wrong with it.
+    return torch.where(torch.isfinite(x).all(-1, keepdim=True), y, torch.nan)
 
 
 def gated_linear_backward(
