@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import resource
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,8 +85,15 @@ def _peak_bytes(case: LinearCase, sparsity: float | None) -> int:
     small = LinearCase(out_features=256, in_features=256, batch=8, block=64, key=64)
     _training_step(small, sparsity)()  # loads libraries and starts threads
     gc.collect()
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    before = _memory("VmRSS")
     step = _training_step(case, sparsity)
     for _ in range(STEPS_FOR_MEMORY):
         step()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    # Not getrusage: its peak includes that of the process this one was started from.
+    return _memory("VmHWM") - before
+
+
+def _memory(field: str) -> int:
+    """A size of this process in bytes, as Linux tells it: VmRSS now, VmHWM at its peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(field))) * 1024

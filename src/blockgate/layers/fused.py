@@ -43,15 +43,17 @@ class Renewed(Generic[Value]):
     """
 
     def __init__(self) -> None:
-        self._state: tuple[list[Any], Value | None, list[Tensor]] | None = None
+        self._state: tuple[list[int], Value | None, list[Tensor]] | None = None
 
     def get(self, sources: Sequence[Tensor | None], make: Callable[[], Value | None]) -> Value | None:
         """The value for these sources, from `make` if it isn't there or is stale; None if they can't be followed."""
+        marks = [_optimizer_steps[0]]
         try:
-            marks: list[Any] = [(id(t), t.data_ptr(), t._version) for t in sources if t is not None]
+            for t in sources:
+                if t is not None:
+                    marks += (id(t), t.data_ptr(), t._version)
         except RuntimeError:  # an inference tensor has no version counter
             return None
-        marks.append(_optimizer_steps[0])
         state = self._state
         if state is not None and state[0] == marks:
             return state[1]
@@ -103,11 +105,17 @@ class FusedLinear:
         self.in_features, self.out_features = grid.in_features, grid.out_features
         self.sizes = (gate.num_scores, gate.hidden_size, grid.out_features, *grid.block)
 
-    def __call__(self, x: Tensor, bias: Tensor | None, gate: TopKGate) -> Tensor:
-        """y (..., m) for x (..., n): gate, selection and product in one call. All but the weights is read anew."""
+    def __call__(self, x: Tensor, bias: Tensor | None, gate: TopKGate) -> Tensor | None:
+        """y (..., m) for x (..., n): gate, selection and product in one call; None if x has another shape.
+
+        All but the weights is read anew.
+        """
+        shape = x.shape
+        if not shape or shape[-1] != self.in_features:
+            return None
+        flat = len(shape) == 2
         # A parameter found in a module's own dict costs a tenth of one found through nn.Module.__getattr__.
         parameters = gate._parameters
-        flat = x.dim() == 2
         y: Tensor = dynamic_linear(
             x if flat else x.reshape(-1, self.in_features),
             *self.packed,
@@ -123,43 +131,33 @@ class FusedLinear:
             gate.groups,
             gate.normalise,
         )
-        return y if flat else y.view(*x.shape[:-1], self.out_features)
+        return y if flat else y.view(*shape[:-1], self.out_features)
 
 
 def fused_op_serves(x: Tensor, layer: nn.Module, gate: nn.Module | None) -> bool:
     """Whether the fused op may compute `layer` for this input now; otherwise the separate ops do.
 
     It needs float32 on the CPU; no gradient, tracing or autocast under way; a plain top-k gate that nobody hooks into;
-    and ordinary parameters, which parametrized or pruned layers don't have. Runs before every small product, so the
-    likely refusals come first.
+    and ordinary parameters, which parametrized or pruned layers don't have. Runs before every small product, so it
+    costs about a microsecond, and the likely refusals come first.
     """
+    if torch.is_grad_enabled() or type(x) is not Tensor or type(gate) is not TopKGate:
+        return False
+    parameters, gate_parameters = layer._parameters, gate._parameters
+    if "bias" not in parameters or "weight" not in gate_parameters or "bias" not in gate_parameters:
+        return False
+    bias, gate_bias = parameters["bias"], gate_parameters["bias"]
     return (
-        not torch.compiler.is_compiling()
-        and not torch.is_grad_enabled()
-        and type(x) is Tensor
-        and x.dtype is torch.float32
+        x.dtype is torch.float32
         and x.is_cpu
+        and (bias is None or (bias.dtype is torch.float32 and bias.is_cpu))
+        and gate_bias.dtype is torch.float32  # type: ignore[union-attr]
         and x.layout is torch.strided
-        and x.dim() > 0
-        and x.shape[-1] == layer.grid.in_features  # type: ignore[union-attr]
-        and type(gate) is TopKGate
         and gate.backend != "reference"
         and not gate._forward_hooks
         and not gate._forward_pre_hooks
-        and _all_float32(layer._parameters, ("bias",))
-        and _all_float32(gate._parameters, ("weight", "bias", "hidden_weight", "hidden_bias"))
+        and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
         and forward_ad._current_level < 0
         and native.unavailable_reason() is None
     )
-
-
-def _all_float32(parameters: dict[str, Any], names: tuple[str, ...]) -> bool:
-    """Whether these parameters are there as such, and each is None or float32 on the CPU."""
-    for name in names:
-        if name not in parameters:
-            return False
-        p = parameters[name]
-        if p is not None and (p.dtype is not torch.float32 or not p.is_cpu):
-            return False
-    return True

@@ -129,7 +129,9 @@ class DynamicSparseLinear(nn.Module, GatedLinear):
         """y (..., out_features) for x (..., in_features), at the cost of the blocks that x opens."""
         gate = self._modules["gate"]
         if fused_op_serves(x, self, gate) and self.backend != "reference" and (fused := self._follow_weights(gate)):
-            return fused(x, self._parameters["bias"], cast("TopKGate", gate))
+            y = fused(x, self._parameters["bias"], cast("TopKGate", gate))
+            if y is not None:
+                return y
         self._check_input(x)
         rows = x.reshape(-1, self.in_features)
         autocast = autocast_dtype(x.device.type)
@@ -181,7 +183,7 @@ class DynamicSparseLinear(nn.Module, GatedLinear):
         return self._packed.get(sources, self._pack)
 
     def _pack(self) -> FusedLinear | None:
-        if self.weight.dtype is not torch.float32 or not self.weight.is_cpu:
+        if any(p.dtype is not torch.float32 or not p.is_cpu for p in (self.weight, *self.gate.parameters())):
             return None
         return FusedLinear(pack_weight(self.weight, self.grid, torch.float32), self.gate, self.grid)
 

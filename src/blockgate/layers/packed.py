@@ -206,7 +206,9 @@ class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
         """y (..., out_features) for x (..., in_features), in the type of x; computed in float32."""
         gate = self._modules["gate"]
         if fused_op_serves(x, self, gate) and (fused := self._follow_weights(gate)):
-            return fused(x, self._parameters["bias"], cast("TopKGate", gate))
+            fast = fused(x, self._parameters["bias"], cast("TopKGate", gate))
+            if fast is not None:
+                return fast
         self._check_input(x)
         rows = x.reshape(-1, self.in_features).float()
         gates, indices = self.gate(rows)
@@ -244,7 +246,8 @@ class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
 
     def _make_fused(self) -> FusedLinear | None:
         packed = PackedWeight(self.packed.blocks, self.packed.scale)
-        return FusedLinear(packed, self.gate, self.grid) if packed.blocks.is_cpu else None
+        usable = packed.blocks.is_cpu and all(p.dtype is torch.float32 and p.is_cpu for p in self.gate.parameters())
+        return FusedLinear(packed, self.gate, self.grid) if usable else None
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self.repack()
