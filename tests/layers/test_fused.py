@@ -103,7 +103,7 @@ def test_gates_names_exactly_the_blocks_that_forward_uses():
 def test_the_reference_backend_is_obeyed_at_any_time(monkeypatch):
     layer, x = make(), torch.randn(3, 50)
     want = layer(x)
-    monkeypatch.setattr("blockgate.layers.fused.dynamic_linear", None)
+    monkeypatch.setattr("blockgate.layers.fused.run_prepared_linear", None)
     layer.backend = "reference"
     assert_close(layer(x), want)
     layer.backend, layer.gate.backend = "auto", "reference"

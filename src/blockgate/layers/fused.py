@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -11,17 +12,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from blockgate.gating import TopKGate
 from blockgate.ops import native
-from blockgate.ops.packed import dynamic_linear, pack_blocks
+from blockgate.ops.packed import pack_blocks, prepare_dynamic_linear, release_prepared_linear, run_prepared_linear
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import nn
 
-    from blockgate.gating import Gate
     from blockgate.grid import BlockGrid
 
-__all__ = ["FusedLinear", "PackedWeight", "Renewed", "fused_op_serves", "pack_weight"]
+__all__ = ["FusedLinear", "PackedWeight", "Renewed", "fused_op_serves", "pack_weight", "usable"]
 
 
 Value = TypeVar("Value")
@@ -43,11 +43,16 @@ class Renewed(Generic[Value]):
     """
 
     def __init__(self) -> None:
-        self._state: tuple[list[int], Value | None, list[Tensor]] | None = None
+        self._state: tuple[list[Any], Value | None, list[Tensor]] | None = None
 
-    def get(self, sources: Sequence[Tensor | None], make: Callable[[], Value | None]) -> Value | None:
-        """The value for these sources, from `make` if it isn't there or is stale; None if they can't be followed."""
-        marks = [_optimizer_steps[0]]
+    def get(
+        self, sources: Sequence[Tensor | None], options: Sequence[Any], make: Callable[[], Value | None]
+    ) -> Value | None:
+        """The value for these sources and options, from `make` if it isn't there or is stale.
+
+        None if the sources can't be followed, or `make` finds nothing to make of them.
+        """
+        marks = [_optimizer_steps[0], *options]
         try:
             for t in sources:
                 if t is not None:
@@ -86,52 +91,49 @@ def pack_weight(weight: Tensor, grid: BlockGrid, dtype: torch.dtype) -> PackedWe
 
 
 class FusedLinear:
-    """A layer's weights, packed, ready for the fused op.
+    """A layer prepared for the fused op: its weights packed, its arguments checked once.
 
     Args:
         packed: the weight of the layer.
+        bias: (m) or None; read anew on every call, as are the gate's biases.
         gate: its gate, whose weights are packed here, each as one block of float32.
         grid: its block grid.
     """
 
-    def __init__(self, packed: PackedWeight, gate: Gate, grid: BlockGrid) -> None:
+    def __init__(self, packed: PackedWeight, bias: Tensor | None, gate: TopKGate, grid: BlockGrid) -> None:
         gate_weight, hidden_weight = (
             None if w is None else pack_blocks(w.detach().float(), *w.shape, torch.float32)[0]
             for w in (gate.weight, gate.hidden_weight)
         )
-        self.packed = packed
-        self.gate_weight = gate_weight
-        self.hidden_weight = hidden_weight
         self.in_features, self.out_features = grid.in_features, grid.out_features
-        self.sizes = (gate.num_scores, gate.hidden_size, grid.out_features, *grid.block)
-
-    def __call__(self, x: Tensor, bias: Tensor | None, gate: TopKGate) -> Tensor | None:
-        """y (..., m) for x (..., n): gate, selection and product in one call; None if x has another shape.
-
-        All but the weights is read anew.
-        """
-        shape = x.shape
-        if not shape or shape[-1] != self.in_features:
-            return None
-        flat = len(shape) == 2
-        # A parameter found in a module's own dict costs a tenth of one found through nn.Module.__getattr__.
-        parameters = gate._parameters
-        y: Tensor = dynamic_linear(
-            x if flat else x.reshape(-1, self.in_features),
-            *self.packed,
+        self.handle: int = prepare_dynamic_linear(
+            *packed,
             bias,
-            self.gate_weight,
-            parameters["bias"],
-            self.hidden_weight,
-            parameters["hidden_bias"],
+            gate_weight,
+            gate.bias,
+            hidden_weight,
+            gate.hidden_bias,
             gate.key_offset,
             gate.key_size,
-            *self.sizes,
-            gate._open_blocks,
+            gate.num_scores,
+            gate.hidden_size,
+            grid.in_features,
+            grid.out_features,
+            *grid.block,
             gate.groups,
             gate.normalise,
         )
-        return y if flat else y.view(*shape[:-1], self.out_features)
+        weakref.finalize(self, release_prepared_linear, self.handle).atexit = False
+
+    def __call__(self, x: Tensor, open_blocks: int) -> Tensor | None:
+        """y (..., m) for x (..., n): gate, selection and product in one call; None if x has another shape."""
+        shape = x.shape
+        if not shape or shape[-1] != self.in_features:
+            return None
+        if len(shape) == 2:
+            return run_prepared_linear(x, self.handle, open_blocks)  # type: ignore[no-any-return]
+        y: Tensor = run_prepared_linear(x.reshape(-1, self.in_features), self.handle, open_blocks)
+        return y.view(*shape[:-1], self.out_features)
 
 
 def fused_op_serves(x: Tensor, layer: nn.Module, gate: nn.Module | None) -> bool:
@@ -141,23 +143,26 @@ def fused_op_serves(x: Tensor, layer: nn.Module, gate: nn.Module | None) -> bool
     and ordinary parameters, which parametrized or pruned layers don't have. Runs before every small product, so it
     costs about a microsecond, and the likely refusals come first.
     """
-    if torch.is_grad_enabled() or type(x) is not Tensor or type(gate) is not TopKGate:
-        return False
-    parameters, gate_parameters = layer._parameters, gate._parameters
-    if "bias" not in parameters or "weight" not in gate_parameters or "bias" not in gate_parameters:
-        return False
-    bias, gate_bias = parameters["bias"], gate_parameters["bias"]
     return (
-        x.dtype is torch.float32
+        not torch.is_grad_enabled()
+        and type(x) is Tensor
+        and type(gate) is TopKGate
+        and x.dtype is torch.float32
         and x.is_cpu
-        and (bias is None or (bias.dtype is torch.float32 and bias.is_cpu))
-        and gate_bias.dtype is torch.float32  # type: ignore[union-attr]
         and x.layout is torch.strided
         and gate.backend != "reference"
         and not gate._forward_hooks
         and not gate._forward_pre_hooks
+        and "bias" in layer._parameters
+        and "weight" in gate._parameters
+        and "bias" in gate._parameters
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
         and forward_ad._current_level < 0
         and native.unavailable_reason() is None
     )
+
+
+def usable(parameters: Iterable[Tensor | None]) -> bool:
+    """Whether the fused op can read these as they are: each None, or contiguous float32 on the CPU."""
+    return all(p is None or (p.dtype is torch.float32 and p.is_cpu and p.is_contiguous()) for p in parameters)

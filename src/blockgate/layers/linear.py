@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from blockgate.errors import invalid
 from blockgate.gating import Gate, make_gate
 from blockgate.grid import BlockGrid
-from blockgate.layers.fused import FusedLinear, Renewed, fused_op_serves, pack_weight
+from blockgate.layers.fused import FusedLinear, Renewed, fused_op_serves, pack_weight, usable
 from blockgate.layers.gated import GatedLinear, autocast_dtype, check_rows
 from blockgate.ops import check_backend, check_device, gated_linear
 
@@ -129,7 +129,7 @@ class DynamicSparseLinear(nn.Module, GatedLinear):
         """y (..., out_features) for x (..., in_features), at the cost of the blocks that x opens."""
         gate = self._modules["gate"]
         if fused_op_serves(x, self, gate) and self.backend != "reference" and (fused := self._follow_weights(gate)):
-            y = fused(x, self._parameters["bias"], cast("TopKGate", gate))
+            y = fused(x, cast("TopKGate", gate)._open_blocks)
             if y is not None:
                 return y
         self._check_input(x)
@@ -175,17 +175,19 @@ class DynamicSparseLinear(nn.Module, GatedLinear):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def _follow_weights(self, gate: nn.Module | None) -> FusedLinear | None:
-        """The weights in the layout of the fused op, renewed when they change; None if they can't be used there."""
+        """The layer prepared for the fused op, anew when anything of it has changed; None if it can't be."""
         weight = self._parameters.get("weight")
         if weight is None or gate is None:
             return None
-        sources = (weight, gate._parameters["weight"], gate._parameters["hidden_weight"])
-        return self._packed.get(sources, self._pack)
+        options = (id(gate), gate.key_offset, gate.key_size, gate.groups, gate.normalise)
+        sources = (weight, self._parameters["bias"], *gate._parameters.values())
+        return self._packed.get(sources, options, self._prepare)
 
-    def _pack(self) -> FusedLinear | None:
-        if any(p.dtype is not torch.float32 or not p.is_cpu for p in (self.weight, *self.gate.parameters())):
+    def _prepare(self) -> FusedLinear | None:
+        if not usable((self.weight, self.bias, *self.gate.parameters())):
             return None
-        return FusedLinear(pack_weight(self.weight, self.grid, torch.float32), self.gate, self.grid)
+        packed = pack_weight(self.weight, self.grid, torch.float32)
+        return FusedLinear(packed, self.bias, cast("TopKGate", self.gate), self.grid)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.repack()

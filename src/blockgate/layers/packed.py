@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from blockgate.errors import BlockgateError, invalid
 from blockgate.grid import BlockGrid
-from blockgate.layers.fused import FusedLinear, PackedWeight, Renewed, fused_op_serves, pack_weight
+from blockgate.layers.fused import FusedLinear, PackedWeight, Renewed, fused_op_serves, pack_weight, usable
 from blockgate.layers.gated import GatedLinear, autocast_dtype, check_rows
 from blockgate.ops.packed import PACKED_DTYPES, dense_packed_linear, packed_linear, unpack_blocks
 
@@ -206,7 +206,7 @@ class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
         """y (..., out_features) for x (..., in_features), in the type of x; computed in float32."""
         gate = self._modules["gate"]
         if fused_op_serves(x, self, gate) and (fused := self._follow_weights(gate)):
-            fast = fused(x, self._parameters["bias"], cast("TopKGate", gate))
+            fast = fused(x, cast("TopKGate", gate)._open_blocks)
             if fast is not None:
                 return fast
         self._check_input(x)
@@ -238,16 +238,18 @@ class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
 
     def _follow_weights(self, gate: nn.Module | None) -> FusedLinear | None:
         packed = self._modules["packed"]
-        assert gate is not None
-        assert packed is not None
-        parameters, buffers = gate._parameters, packed._buffers
-        sources = (buffers["blocks"], buffers["scale"], parameters["weight"], parameters["hidden_weight"])
-        return self._fused.get(sources, self._make_fused)
+        if gate is None or packed is None:
+            return None
+        options = (id(gate), gate.key_offset, gate.key_size, gate.groups, gate.normalise)
+        buffers = packed._buffers
+        sources = (buffers["blocks"], buffers["scale"], self._parameters["bias"], *gate._parameters.values())
+        return self._fused.get(sources, options, self._prepare)
 
-    def _make_fused(self) -> FusedLinear | None:
+    def _prepare(self) -> FusedLinear | None:
+        if not self.packed.blocks.is_cpu or not usable((self.bias, *self.gate.parameters())):
+            return None
         packed = PackedWeight(self.packed.blocks, self.packed.scale)
-        usable = packed.blocks.is_cpu and all(p.dtype is torch.float32 and p.is_cpu for p in self.gate.parameters())
-        return FusedLinear(packed, self.gate, self.grid) if usable else None
+        return FusedLinear(packed, self.bias, cast("TopKGate", self.gate), self.grid)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self.repack()

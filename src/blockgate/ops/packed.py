@@ -8,9 +8,19 @@ import torch
 from torch import Tensor
 
 from blockgate.ops import reference_packed as reference
-from blockgate.ops.registry import define
+from blockgate.ops.registry import define, library
 
-__all__ = ["PACKED_DTYPES", "dense_packed_linear", "dynamic_linear", "pack_blocks", "packed_linear", "unpack_blocks"]
+__all__ = [
+    "PACKED_DTYPES",
+    "dense_packed_linear",
+    "dynamic_linear",
+    "pack_blocks",
+    "packed_linear",
+    "prepare_dynamic_linear",
+    "release_prepared_linear",
+    "run_prepared_linear",
+    "unpack_blocks",
+]
 
 PACKED_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 
@@ -96,9 +106,21 @@ define(
     fake=_fake_dynamic_linear,
 )
 
+# The fused call in two steps, for layers that run many times; native alone, and never traced.
+library.define(
+    "prepare_dynamic_linear(Tensor blocks, Tensor scale, Tensor? bias, Tensor gate_weight, Tensor? gate_bias, "
+    "Tensor? hidden_weight, Tensor? hidden_bias, int key_offset, int key_size, int num_blocks, int hidden_size, "
+    "int in_features, int out_features, int block_out, int block_in, int groups, str normalise) -> int"
+)
+library.define("run_prepared_linear(Tensor x, int handle, int open_blocks) -> Tensor")
+library.define("release_prepared_linear(int handle) -> ()")
+
 # Inference calls these many times a second: the packets themselves, without a Python function around them.
 pack_blocks = torch.ops.blockgate.pack_blocks
 unpack_blocks = torch.ops.blockgate.unpack_blocks
 packed_linear = torch.ops.blockgate.packed_linear
 dense_packed_linear = torch.ops.blockgate.dense_packed_linear
-dynamic_linear = torch.ops.blockgate.dynamic_linear.default
+dynamic_linear = torch.ops.blockgate.dynamic_linear
+prepare_dynamic_linear = torch.ops.blockgate.prepare_dynamic_linear
+run_prepared_linear = torch.ops.blockgate.run_prepared_linear.default
+release_prepared_linear = torch.ops.blockgate.release_prepared_linear

@@ -15,7 +15,7 @@ from blockgate.errors import BlockgateError, invalid
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["define", "differentiate", "forbid_second_derivative", "variant"]
+__all__ = ["define", "differentiate", "forbid_second_derivative", "library", "variant"]
 
 library = torch.library.Library("blockgate", "DEF")
 library.define("isa() -> str")
