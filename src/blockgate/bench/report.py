@@ -28,8 +28,8 @@ def head(title: str, machine: dict[str, Any], roofs: dict[str, float], command: 
     )
     return (
         f"# {title}\n\n`{command}`\n\n{facts}.\n\n{roof}\n\nRatios of medians to `nn.Linear` in float32, measured side "
-        "by side in one run with the arms interleaved, a new input on every call; gate, selection and bias inside; every "
-        "arm checked against the reference first, and measured density equal to the target.\n"
+        "by side in one run with the arms interleaved, a new input on every call; gate, selection and bias inside; "
+        "every arm checked against the reference first, and measured density equal to the target.\n"
     )
 
 
