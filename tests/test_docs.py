@@ -45,3 +45,11 @@ def test_every_pinned_tool_satisfies_what_the_package_declares():
     for requirement in map(Requirement, declared):
         if requirement.name != "blockgate":
             assert requirement.specifier.contains(pins[requirement.name]), requirement
+
+
+def test_the_speed_table_is_that_of_the_result_file():
+    readme = (ROOT / "README.md").read_text()
+    tables = re.findall(r"<!-- table of (\S+) -->\n((?:\|.*\n)+)", readme)
+    assert tables
+    for source, table in tables:
+        assert table in (ROOT / source).read_text()
