@@ -64,6 +64,8 @@ def _cpu_name() -> str:
 def _commit() -> str:
     """The commit this source tree stands at, with a mark if it was changed since; unknown outside a checkout."""
     here = Path(__file__).parent
+    if not (here.parents[2] / "setup.py").exists():  # installed, perhaps inside somebody else's checkout
+        return "unknown"
     try:
         commit = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True

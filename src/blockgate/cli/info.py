@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 from dataclasses import dataclass
 
-import torch
-
-from blockgate._version import __version__
-from blockgate.ops import describe_auto, native
+from blockgate.bench.machine import describe
+from blockgate.ops import describe_auto
 
 __all__ = ["Info", "environment"]
 
 
 def environment() -> dict[str, str | int | None]:
-    """Versions, backend, instruction set and threads, as every report shows them."""
-    return {
-        "blockgate": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "backend": describe_auto(),
-        "instruction set": native.isa(),
-        "BLOCKGATE_ISA": os.environ.get("BLOCKGATE_ISA"),
-        "threads": torch.get_num_threads(),
-    }
+    """The machine as every report shows it, and which backend runs on it, with the reason."""
+    return {**describe(), "backend": describe_auto(), "BLOCKGATE_ISA": os.environ.get("BLOCKGATE_ISA")}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""What gated layers share, packed or not: their sparsity, and a look at their gates."""
+"""What linear layers on a block grid share, packed or not: sizes, sparsity, a look at their gates, input checks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     from blockgate.gating import Gate
     from blockgate.grid import BlockGrid
 
-__all__ = ["GatedLinear", "autocast_dtype", "check_rows"]
+__all__ = ["BlockLinear", "GatedLinear", "autocast_dtype", "check_rows"]
 
 
-class GatedLinear:
-    """A linear layer with a gate over its block grid; mixed into an nn.Module that has both."""
+class BlockLinear:
+    """A linear layer whose weight has a block grid; mixed into an nn.Module."""
 
-    gate: Gate
     grid: BlockGrid
 
     @property
@@ -33,6 +32,12 @@ class GatedLinear:
     def out_features(self) -> int:
         """Size of the last dimension of the output."""
         return self.grid.out_features
+
+
+class GatedLinear(BlockLinear):
+    """A linear layer with a gate over its block grid; mixed into an nn.Module that has both."""
+
+    gate: Gate
 
     @property
     def sparsity(self) -> float:

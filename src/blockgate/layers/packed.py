@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from blockgate.errors import BlockgateError, invalid
 from blockgate.grid import BlockGrid
 from blockgate.layers.fused import FusedLinear, PackedWeight, Renewed, fused_op_serves, pack_weight, usable
-from blockgate.layers.gated import GatedLinear, autocast_dtype, check_rows
+from blockgate.layers.gated import BlockLinear, GatedLinear, autocast_dtype, check_rows
 from blockgate.ops.packed import PACKED_DTYPES, dense_packed_linear, packed_linear, unpack_blocks
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _pack_checked(weight: Tensor, grid: BlockGrid, dtype: torch.dtype) -> Packed
     return pack_weight(weight, grid, dtype)
 
 
-class PackedLinear(nn.Module):
+class PackedLinear(nn.Module, BlockLinear):
     """nn.Linear on packed blocks, all of them open. For inference; made by `pack`.
 
     Args:
@@ -130,16 +130,6 @@ class PackedLinear(nn.Module):
         self.packed = PackedBlocks(weight, self.grid, check_packed_dtype(dtype))
         copied = None if bias is None else nn.Parameter(bias.detach().float().clone(), requires_grad=False)
         self.register_parameter("bias", copied)
-
-    @property
-    def in_features(self) -> int:
-        """Size of the last dimension of the input."""
-        return self.grid.in_features
-
-    @property
-    def out_features(self) -> int:
-        """Size of the last dimension of the output."""
-        return self.grid.out_features
 
     def forward(self, x: Tensor) -> Tensor:
         """y (..., out_features) for x (..., in_features), in the type of x; computed in float32."""
