@@ -111,3 +111,20 @@ def test_edits_that_leave_no_trace_need_repack():
     layer.weight.data[0] += 1
     layer.repack()
     torch.testing.assert_close(layer(x), unfused(layer, x), rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_renewed_copies_give_the_old_memory_back():
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    layer, x = make(512, 512, block_size=64), torch.randn(1, 512)  # a packed copy takes 1 MiB
+    for _ in range(20):
+        layer.weight.mul_(1.0)
+        layer(x)
+    before = resident()
+    for _ in range(100):
+        layer.weight.mul_(1.0)
+        layer(x)
+    assert resident() - before < 20 << 20
