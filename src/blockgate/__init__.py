@@ -3,18 +3,29 @@
 from blockgate import errors
 from blockgate._version import __version__
 from blockgate.grid import BlockGrid, open_blocks
-from blockgate.layers import QRNN, DynamicSparseLinear, DynamicSparseQRNN, pack
+from blockgate.layers import (
+    QRNN,
+    DropoutEmbedding,
+    DynamicSparseLinear,
+    DynamicSparseQRNN,
+    LockedDropout,
+    pack,
+    weight_drop_,
+)
 from blockgate.schedule import SparsityRamp, set_sparsity
 
 __all__ = [
     "QRNN",
     "BlockGrid",
+    "DropoutEmbedding",
     "DynamicSparseLinear",
     "DynamicSparseQRNN",
+    "LockedDropout",
     "SparsityRamp",
     "__version__",
     "errors",
     "open_blocks",
     "pack",
     "set_sparsity",
+    "weight_drop_",
 ]

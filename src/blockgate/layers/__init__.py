@@ -1,5 +1,6 @@
 """Modules with parameters: what a user puts into a model."""
 
+from blockgate.layers.dropout import DropoutEmbedding, LockedDropout, weight_drop_
 from blockgate.layers.linear import DynamicSparseLinear
 from blockgate.layers.pack import pack
 from blockgate.layers.packed import PackedDynamicSparseLinear, PackedLinear
@@ -7,9 +8,12 @@ from blockgate.layers.qrnn import QRNN, DynamicSparseQRNN
 
 __all__ = [
     "QRNN",
+    "DropoutEmbedding",
     "DynamicSparseLinear",
     "DynamicSparseQRNN",
+    "LockedDropout",
     "PackedDynamicSparseLinear",
     "PackedLinear",
     "pack",
+    "weight_drop_",
 ]

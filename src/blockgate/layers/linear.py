@@ -177,7 +177,8 @@ class DynamicSparseLinear(nn.Module, GatedLinear):
     def _follow_weights(self, gate: nn.Module | None) -> FusedLinear | None:
         """The layer prepared for the fused op, anew when anything of it has changed; None if it can't be."""
         weight = self._parameters.get("weight")
-        if weight is None or gate is None:
+        # A weight that is shadowed for the moment (`weight_drop_`) is not the one to pack.
+        if weight is None or gate is None or "weight" in self.__dict__:
             return None
         options = (id(gate), gate.key_offset, gate.key_size, gate.groups, gate.normalise)
         sources = (weight, self._parameters["bias"], *gate._parameters.values())

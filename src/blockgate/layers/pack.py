@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from blockgate.errors import invalid
+from blockgate.layers.dropout import is_hooked
 from blockgate.layers.linear import DynamicSparseLinear
 from blockgate.layers.packed import PackedDynamicSparseLinear, PackedLinear, check_packed_dtype
 
@@ -63,12 +64,7 @@ def pack(
 
 def _is_packable(module: nn.Module) -> bool:
     # Exact types: a subclass may compute something else, and a parametrized layer is one.
-    return (
-        type(module) in {nn.Linear, DynamicSparseLinear}
-        and "weight" in module._parameters
-        and not module._forward_hooks
-        and not module._forward_pre_hooks
-    )
+    return type(module) in {nn.Linear, DynamicSparseLinear} and "weight" in module._parameters and not is_hooked(module)
 
 
 def _use_layers(module: nn.Module) -> None:

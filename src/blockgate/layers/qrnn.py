@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from blockgate.errors import invalid
 from blockgate.grid import check_size
+from blockgate.layers.dropout import check_share
 from blockgate.layers.linear import DynamicSparseLinear
 from blockgate.ops.forget_pool import forget_pool
 
@@ -47,9 +48,8 @@ class _QuasiRecurrent(nn.Module):
         sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
         for name, size in (sizes | ({} if output_size is None else {"output_size": output_size})).items():
             check_size(name, size)
-        for name, share in {"dropout": dropout, "zoneout": zoneout}.items():
-            if not 0 <= share < 1:
-                raise invalid(name, expected="a share in [0, 1)", got=share, remedy="0 switches it off.")
+        check_share("dropout", dropout)
+        check_share("zoneout", zoneout)
         if pooling not in POOLING:
             raise invalid("pooling", expected=f"one of {tuple(POOLING)}", got=pooling, remedy="The paper uses 'fo'.")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
