@@ -21,7 +21,8 @@ LEVELS: list[tuple[str, ...]] = [
     ("gating",),
     ("layers",),
     ("schedule",),
-    ("bench",),
+    ("data", "models"),
+    ("training", "bench"),
     ("cli",),
     ("__init__", "__main__"),
 ]
