@@ -42,7 +42,7 @@ class Bench:
     `targets` measures the lines of the README's speed table against their floors (about 5 minutes). `linear` compares
     a layer with dense torch, torch's sparse formats and torch's int8. Let nothing else run meanwhile.
 
-    Examples:
+    For example:
         blockgate bench targets
         blockgate bench linear --shapes 1024x1024 --batches 1 16
         blockgate bench linear --training --shapes 6144x1536 --batches 512

@@ -23,7 +23,7 @@ class Data:
     `fetch` downloads what isn't there yet; `check` compares the files with the published ones and counts what is in
     them. Training takes any folder of your own with train.txt, valid.txt and test.txt as well.
 
-    Examples:
+    For example:
         blockgate data fetch ptb
         blockgate data check ptb wikitext-2 mnist --data-dir ~/data
     """

@@ -19,7 +19,7 @@ __all__ = ["Evaluate"]
 class Evaluate:
     """Measures a trained model: perplexity of a language model, error of an image network, density of gates.
 
-    Examples:
+    For example:
         blockgate evaluate runs/half
         blockgate evaluate runs/half/last.pt --part valid --sparsity 0.75 --json
     """

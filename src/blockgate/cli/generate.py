@@ -28,7 +28,7 @@ class Generate:
 
     The model is packed for inference first. The text goes to stdout, the speed to stderr.
 
-    Examples:
+    For example:
         blockgate generate runs/half --words 50 --seed 3
         blockgate generate runs/half --prompt "the stock market" --temperature 0.7 --top-k 40
     """

@@ -23,7 +23,7 @@ class Train:
     the same fields works in place of a name. `blockgate train NAME --help` lists all options. Ctrl-C saves a checkpoint
     and ends with code 130; the same command with --resume goes on, bit by bit as if nothing had happened.
 
-    Examples:
+    For example:
         blockgate train ptb-lstm-laptop --output runs/dense --model.matrices dense
         blockgate train ptb-lstm-laptop --output runs/90 --model.gate.sparsity 0.9
         blockgate train ptb-lstm-laptop --data my-texts --epochs 3 --output runs/mine

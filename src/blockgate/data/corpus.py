@@ -88,9 +88,9 @@ def load_corpus(name: str, folder: Path | str | None = None, *, vocabulary: Voca
         folder: the data folder for published corpora, see `data_dir`.
         vocabulary: that of a trained model; by default the words of the training text.
     """
-    files = _own_files(Path(name)) if name not in SOURCES else locate(name, folder)
-    if not {"train", "valid", "test"} <= files.keys():
+    if name in SOURCES and not set(PARTS) <= SOURCES[name].files.keys():
         raise invalid("corpus", expected="a data set of text", got=name, remedy="Use ptb, wikitext-2 or a folder.")
+    files = locate(name, folder) if name in SOURCES else _own_files(Path(name))
     texts = {part: _read(files[part]) for part in PARTS}
     words = {part: [word for line in text for word in [*line.split(), END_OF_SENTENCE]] for part, text in texts.items()}
     known = Vocabulary.of_text(words["train"]) if vocabulary is None else vocabulary

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from blockgate.errors import BlockgateError, invalid
+from blockgate.errors import invalid, missing_extra
 
 __all__ = ["SOURCES", "DataFile", "Source", "data_dir", "fetch", "locate"]
 
@@ -158,9 +158,7 @@ def fetch(
     try:
         import pooch  # type: ignore[import-untyped]
     except ImportError as error:
-        raise BlockgateError(
-            f"data fetch: expected pooch, got no such module. Run: pip install 'blockgate[train]' ({error})"
-        ) from None
+        raise missing_extra("downloading data", error) from None
 
     source = _source(name)
     pooch.get_logger().setLevel("ERROR")

@@ -9,9 +9,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from blockgate.training.checkpoint import write_whole
 
 if TYPE_CHECKING:
@@ -30,6 +27,9 @@ class RunLog:
     """
 
     def __init__(self, folder: Path | None, *, first_update: int, quiet: bool = False) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         self.folder = folder
         self.writer: SummaryWriter | None = None
         if folder is not None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +17,10 @@ from blockgate.training.checkpoint import BEST, LAST, load_checkpoint, save_chec
 from blockgate.training.config import Run, differences, run_to_plain
 from blockgate.training.gate_health import count_gates, gate_health, has_gates
 from blockgate.training.hooks import Hook, RampHook, WeightAverage
+from blockgate.training.launch import check_run, deferred_interrupt, launch
 from blockgate.training.logs import RunLog
 from blockgate.training.optimizer import LearningRate, make_optimizer
 from blockgate.training.tasks import Share, make_task
-
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
 
 __all__ = ["MakeHook", "train"]
 
@@ -53,7 +48,7 @@ def train(
     Raises:
         KeyboardInterrupt: after Ctrl-C, once a checkpoint is written; a second Ctrl-C doesn't wait for it.
     """
-    _check(run)
+    check_run(run)
     return _Training(run, hooks, notes or {}, quiet).go()
 
 
@@ -62,7 +57,7 @@ class _Training:
 
     def __init__(self, run: Run, hooks: Sequence[MakeHook], notes: dict[str, Any], quiet: bool) -> None:
         self.run = run
-        self.fabric = _launch(run)
+        self.fabric = launch(run)
         first = self.fabric.is_global_zero
         torch.manual_seed(run.seed)
         self.task = make_task(run, Share(self.fabric.global_rank, self.fabric.world_size))
@@ -102,7 +97,7 @@ class _Training:
         parameters = sum(p.numel() for p in self.module.parameters())
         self.log.say(f"{parameters:,} parameters; run in {self.run.output}")
         try:
-            with _deferred_interrupt(self._interrupt):
+            with deferred_interrupt(self._interrupt):
                 while self.epoch < self.run.epochs:
                     self._train_epoch()
                 return self._finish()
@@ -303,71 +298,3 @@ class _Training:
         torch.set_rng_state(local["random"])
         if self.fabric.device.type == "cuda":
             torch.cuda.set_rng_state(local["random_cuda"], self.fabric.device)
-
-
-def _check(run: Run) -> None:
-    """Refuses what can't work before any time is spent."""
-    for name in ("epochs", "batch_size", "eval_batch_size", "devices", "log_every"):
-        if getattr(run, name) < 1:
-            raise invalid(name, expected="at least 1", got=getattr(run, name), remedy="Give a larger number.")
-    for name in ("batch_size", "eval_batch_size"):
-        if getattr(run, name) % run.devices:
-            raise invalid(
-                name,
-                expected=f"a multiple of {run.devices} devices",
-                got=getattr(run, name),
-                remedy="Change one of them.",
-            )
-    if run.threads is not None and run.threads < 1:
-        raise invalid("threads", expected="at least 1", got=run.threads, remedy="Leave it out for torch's.")
-    there = run.output / "run.json"
-    if run.resume and not there.is_file():
-        raise invalid("--resume", expected="a folder with a run", got=str(run.output), remedy="Check --output.")
-    if not run.resume and there.is_file():
-        raise invalid(
-            "--output", expected="a new folder", got=f"{run.output}, which has a run", remedy="Add --resume to go on."
-        )
-
-
-def _launch(run: Run) -> Fabric:
-    """Fabric, with all processes started."""
-    # Imported here because it takes seconds, which `blockgate --help` shouldn't.
-    from lightning.fabric import Fabric
-
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
-    try:
-        fabric = Fabric(
-            accelerator=run.accelerator,
-            devices=run.devices,
-            strategy="ddp" if run.devices > 1 else "auto",
-            precision=run.precision,  # type: ignore[arg-type]
-        )
-    except (ValueError, RuntimeError, TypeError) as error:
-        raise invalid(
-            "accelerator, devices and precision",
-            expected="what Lightning Fabric can run here",
-            got=f"{run.accelerator}, {run.devices}, {run.precision}: {' '.join(str(error).split())[:200]}",
-            remedy="Try --accelerator cpu --devices 1 --precision 32-true.",
-        ) from None
-    fabric.launch()
-    if run.threads is not None:
-        torch.set_num_threads(run.threads)
-    return fabric
-
-
-@contextmanager
-def _deferred_interrupt(note: Callable[[], None]) -> Iterator[None]:
-    """Notes the first Ctrl-C instead of raising, so that an update isn't torn apart; the second one raises."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(*_: Any) -> None:
-        note()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    old = signal.signal(signal.SIGINT, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, old)
