@@ -69,7 +69,7 @@ def tiny_text_run(texts: Path, output: Path, **options: Any) -> LanguageModelRun
         eval_batch_size=4,
         bptt=10,
         threads=1,
-        optimizer=OptimizerConfig(lr=2.0, clip=0.25),
+        optimizer=OptimizerConfig(lr=5.0, clip=0.25),
         accelerator="cpu",
     )
     return replace(run, **options)
