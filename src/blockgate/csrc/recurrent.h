@@ -82,7 +82,8 @@ template <class T>
 void select_task(const GatedStep<T>& step, int64_t token, T* scratch) {
   const StepProduct<T>& product = step.product;
   const Grid& grid = product.grid;
-  step.bad[token] = !all_finite(product.x + token * product.x_stride, grid.in);
+  // With every block open nothing hides what is wrong with x.
+  step.bad[token] = step.gate && !all_finite(product.x + token * product.x_stride, grid.in);
   if (!step.gate) return;
   const int64_t kept = step.gate->kept();
   T* gates = step.gates + token * kept;
