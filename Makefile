@@ -31,7 +31,8 @@ sanitize: setup
 	PYTHONPATH=$(SANITIZED) LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -q -p no:cacheprovider \
 	  tests/ops/test_kernels.py tests/ops/test_registered.py tests/ops/test_packed.py \
-	  tests/ops/test_forget_pool.py tests/layers/test_fused.py -k "not memory_growth"
+	  tests/ops/test_forget_pool.py tests/ops/test_gated_lstm.py tests/ops/test_gated_lstm_use.py \
+	  tests/ops/test_prepared_lstm.py tests/layers/test_fused.py -k "not memory_growth"
 
 wheel: setup
 	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .

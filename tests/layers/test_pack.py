@@ -220,7 +220,7 @@ def test_packed_models_compile_and_export(dtype):
 def test_bad_requests_are_refused():
     with raises_blockgate("dtype: expected one of"):
         bg.pack(nn.Linear(2, 2), torch.float16)
-    with raises_blockgate("pack: expected a model with linear layers to pack, got 'ReLU'"):
+    with raises_blockgate("pack: expected a model with layers to pack, got 'ReLU'"):
         bg.pack(nn.ReLU())
     broken = nn.Linear(4, 4)
     nn.init.constant_(broken.weight, float("nan"))

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 __all__ = ["head", "linear_markdown", "plot_speedups", "targets_markdown", "training_markdown", "write_report"]
 
 
-def head(title: str, machine: dict[str, Any], roofs: dict[str, float], command: str) -> str:
-    """Title, what was run, on what, and the roofs that were measured in the same run."""
+def head(title: str, machine: dict[str, Any], roofs: dict[str, float], command: str, compared_with: str) -> str:
+    """Title, what was run, on what and against what, and the roofs that were measured in the same run."""
     facts = "; ".join(f"{name} {value}" for name, value in machine.items())
     roof = (
         f"Plain read of 64 MiB: {roofs['read_bytes_per_second'] / 1e9:.1f} GB/s; dense fp32 product 2048^3: "
         f"{roofs['flops'] / 1e9:.0f} GFLOP/s."
     )
     return (
-        f"# {title}\n\n`{command}`\n\n{facts}.\n\n{roof}\n\nRatios of medians to `nn.Linear` in float32, measured side "
-        "by side in one run with the arms interleaved, a new input on every call; gate, selection and bias inside; "
-        "every arm checked against the reference first, and measured density equal to the target.\n"
+        f"# {title}\n\n`{command}`\n\n{facts}.\n\n{roof}\n\nRatios of medians to {compared_with}, measured side "
+        "by side in one run with the arms interleaved; gates, selection and biases inside; every arm of ours checked "
+        "against the reference first, with all scores positive, so that measured density equals the target.\n"
     )
 
 

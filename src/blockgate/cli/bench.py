@@ -10,7 +10,7 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import torch
 import tyro
@@ -19,17 +19,33 @@ from rich.markdown import Markdown
 from rich.progress import Progress, TaskID
 
 from blockgate.bench import machine, report
+from blockgate.bench.comparison import ComparisonResult, comparison_markdown, run_comparison
 from blockgate.bench.linear import LinearCase, LinearResult, run_linear
+from blockgate.bench.recurrent_targets import LSTM_COMPARISONS, QRNN_COMPARISONS, Planned
 from blockgate.bench.targets import TARGETS, TargetResult, run_target
 from blockgate.bench.training import TrainingResult, run_training
 from blockgate.errors import invalid
 from blockgate.grid import check_size, check_sparsity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Bench"]
 
+Choice = TypeVar("Choice")
+
+TITLES = {
+    "targets": "Speed targets",
+    "linear": "Linear layers",
+    "lstm": "LSTM layers and language models",
+    "qrnn": "Quasi-RNN layers",
+}
+RIVALS = {
+    "targets": "`nn.Linear` in float32",
+    "linear": "`nn.Linear` in float32",
+    "lstm": "the fastest rival of each table",
+    "qrnn": "a dense QRNN of `nn.Linear` filters with our native pooling",
+}
 DEFAULT_SHAPES = ("6144x1536", "4608x3072", "1024x1024", "10000x1536", "4096x4096")
 MOST_WEIGHTS = 1 << 28
 DEFAULT_BATCHES = (1, 4, 16, 64, 256, 1024)
@@ -40,16 +56,19 @@ class Bench:
     """Times blockgate against torch on this machine, side by side, gate included.
 
     `targets` measures the lines of the README's speed table against their floors (about 5 minutes). `linear` compares
-    a layer with dense torch, torch's sparse formats and torch's int8. Let nothing else run meanwhile.
+    a layer with dense torch, torch's sparse formats and torch's int8. `lstm` and `qrnn` compare recurrent layers and
+    whole language models, in decoding and in training, with torch's fastest way and with other engines that are
+    installed (pip install 'blockgate[bench]'). Let nothing else run meanwhile.
 
     For example:
         blockgate bench targets
         blockgate bench linear --shapes 1024x1024 --batches 1 16
         blockgate bench linear --training --shapes 6144x1536 --batches 512
+        blockgate bench lstm --only decode
     """
 
-    what: Annotated[Literal["targets", "linear"], tyro.conf.Positional] = "targets"
-    """The table of promises, or a layer of your choice."""
+    what: Annotated[Literal["targets", "linear", "lstm", "qrnn"], tyro.conf.Positional] = "targets"
+    """The table of promises, a layer of your choice, or recurrent networks."""
     shapes: tuple[str, ...] = DEFAULT_SHAPES
     """Layers as OUTxIN features."""
     batches: tuple[int, ...] = DEFAULT_BATCHES
@@ -73,7 +92,7 @@ class Bench:
     seconds: float = 1.0
     """Time to spend on each arm."""
     only: str = ""
-    """With `targets`: only the lines that contain this text."""
+    """With `targets`, `lstm` and `qrnn`: only what has this text in its title."""
     output: Path | None = None
     """Where to write the report: PATH.md, PATH.json and, for `linear`, PATH.png. Unset: print only."""
     json: bool = False
@@ -88,10 +107,9 @@ class Bench:
         roofs = {"read_bytes_per_second": machine.read_bandwidth(64 << 20), "flops": machine.peak_flops()}
         described = machine.describe()
         with Progress(console=console, transient=True) as progress:
-            results, markdown = self._targets(progress) if self.what == "targets" else self._linear(progress)
-        title = "Speed targets" if self.what == "targets" else "Linear layers"
+            results, markdown = self._measure(progress)
         command = shlex.join(["blockgate", *sys.argv[1:]])
-        text = report.head(title, described, roofs, command) + markdown
+        text = report.head(TITLES[self.what], described, roofs, command, RIVALS[self.what]) + markdown
         data: dict[str, Any] = {
             "command": command,
             "machine": described,
@@ -138,11 +156,16 @@ class Bench:
         if self.output is not None and self.what == "linear" and not self.training:
             report.require_matplotlib()
 
+    def _measure(self, progress: Progress) -> tuple[Sequence[Any], str]:
+        """Results, each with a `to_dict`, and their tables."""
+        if self.what == "targets":
+            return self._targets(progress)
+        if self.what == "linear":
+            return self._linear(progress)
+        return self._recurrent(progress, LSTM_COMPARISONS if self.what == "lstm" else QRNN_COMPARISONS)
+
     def _targets(self, progress: Progress) -> tuple[list[TargetResult], str]:
-        targets = [target for target in TARGETS if self.only in target.work]
-        if not targets:
-            works = [target.work for target in TARGETS]
-            raise invalid("--only", expected=f"a part of one of {works}", got=self.only, remedy="Leave it out for all.")
+        targets = self._chosen({target.work: target for target in TARGETS})
         results = []
         bar = progress.add_task("targets", total=len(targets))
         for target in targets:
@@ -150,6 +173,26 @@ class Bench:
             results.append(run_target(target, seconds=self.seconds))
             progress.advance(bar)
         return results, report.targets_markdown(results)
+
+    def _recurrent(self, progress: Progress, planned: Sequence[Planned]) -> tuple[list[ComparisonResult], str]:
+        chosen = self._chosen({plan.title: plan for plan in planned})
+        results = []
+        bar = progress.add_task(self.what, total=len(chosen))
+        for plan in chosen:
+            progress.update(bar, description=plan.title)
+            results.append(run_comparison(plan.build(), seconds=self.seconds, cold=plan.cold))
+            progress.advance(bar)
+        return results, "".join(map(comparison_markdown, results))
+
+    def _chosen(self, by_title: dict[str, Choice]) -> list[Choice]:
+        """Those whose title contains what --only says."""
+        chosen = [item for title, item in by_title.items() if self.only in title]
+        if not chosen:
+            titles = list(by_title)
+            raise invalid(
+                "--only", expected=f"a part of one of {titles}", got=self.only, remedy="Leave it out for all."
+            )
+        return chosen
 
     def _linear(self, progress: Progress) -> tuple[list[LinearResult] | list[TrainingResult], str]:
         cases = [

@@ -167,17 +167,13 @@ void forward_row_major(const ForwardArgs<T>& args, const ForwardTask& task, int6
 template <class T>
 void forward_row(const ForwardArgs<T>& args, const ForwardTask& task, int64_t row, Results<T> y,
                  T* scratch) {
+  if (args.kind == WeightKind::packed_float)
+    return forward_row_packed<T, T>(args, task, row, y, scratch);
   if constexpr (sizeof(T) == sizeof(float)) {
-    switch (args.kind) {
-      case WeightKind::packed_float:
-        return forward_row_packed<T, T>(args, task, row, y, scratch);
-      case WeightKind::packed_bfloat16:
-        return forward_row_packed<T, BFloat16>(args, task, row, y, scratch);
-      case WeightKind::packed_int8:
-        return forward_row_packed<T, int8_t>(args, task, row, y, scratch);
-      case WeightKind::row_major:
-        break;
-    }
+    if (args.kind == WeightKind::packed_bfloat16)
+      return forward_row_packed<T, BFloat16>(args, task, row, y, scratch);
+    if (args.kind == WeightKind::packed_int8)
+      return forward_row_packed<T, int8_t>(args, task, row, y, scratch);
   }
   forward_row_major<T>(args, task, row, y, scratch);
 }

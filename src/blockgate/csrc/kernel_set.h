@@ -2,7 +2,9 @@
 #pragma once
 
 #include "backward.h"
+#include "cell.h"
 #include "forward.h"
+#include "step.h"
 #include "stream.h"
 #include "topk.h"
 
@@ -17,7 +19,15 @@ constexpr TypedKernels<T> typed_set() {
           input_grad_scratch<T>,
           weight_grad_scratch<T>,
           top_k<T>,
-          top_k_backward<T>};
+          top_k_backward<T>,
+          transpose_to_panels<T>,
+          copy_to_panels<T>,
+          step_product<T>,
+          step_product_scratch<T>,
+          step_input_grad<T>,
+          cell_forward<T>,
+          cell_backward<T>,
+          add_rows<T>};
 }
 
 constexpr KernelTable make_table(const char* name) {

@@ -5,6 +5,7 @@
 // the copy that not every machine can run.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace blockgate {
@@ -36,6 +37,7 @@ static constexpr int64_t packed_block_size(const Grid& g) {
   return packed_panels(g) * packed_depth(g) * PANEL;
 }
 
+// packed_float: panels of the type that is computed in, float or double.
 enum class WeightKind { row_major, packed_float, packed_bfloat16, packed_int8 };
 
 // One open gate. `slot` is its column in the (tokens, entries) gate tensor.
@@ -123,6 +125,63 @@ struct TopK {
   Normalise normalise;
 };
 
+// The product of one step of a recurrence, added to y (tokens, out); weights packed in any kind.
+template <class T>
+struct StepProduct {
+  Grid grid;
+  const void* weight;
+  WeightKind kind;
+  const float* scale;
+  const T* x;
+  int64_t x_stride, tokens;
+  T* y;
+  // Compact gates (tokens, slots), indices ascending; null: all blocks open, gate 1.
+  const T* gates;
+  const int64_t* indices;
+  int64_t slots;
+  // (tokens, rows + 1): the slots at which each row of blocks begins and ends.
+  const int32_t* row_starts;
+};
+
+// The gradient of x (tokens, in) and of the gates in one step. Tokens count over all steps.
+template <class T>
+struct StepInputGrad {
+  Grid grid;
+  const T* weight;  // see input_grad_block_size
+  const T* grad_y;
+  const T* x;
+  T* grad_x;      // of the step's first token
+  T* grad_gates;  // of the step's first token
+  int64_t slots;
+  const Entry<T>* entries;
+  const int64_t *begins, *ends;  // of the step's entries, per block
+  int64_t token_begin, token_end;
+};
+
+// Weights for StepInputGrad: block -> panels of 16 inputs -> outputs -> 16 inputs contiguous.
+static constexpr int64_t input_grad_block_size(const Grid& g) {
+  return ceil_div(packed_depth(g), PANEL) * PANEL * smaller(g.block_out, g.out);
+}
+
+// One step of the LSTM cell for tokens of `size` units; activations are (tokens, 4, size), before
+// the call the sums that enter the cell's gates i, f, g, o, after it their values.
+template <class T>
+struct CellForward {
+  int64_t size;
+  T* activations;
+  const T* c_before;
+  T* c;
+  T* h;
+};
+
+// grad_c holds the gradient of c, and then that of c_before; grad_output may be null.
+template <class T>
+struct CellBackward {
+  int64_t size;
+  const T *activations, *c_before, *c, *grad_output, *grad_h;
+  T *grad_c, *grad_pre;
+};
+
 template <class T>
 struct TypedKernels {
   void (*forward)(const ForwardArgs<T>&, const ForwardTask&, T* scratch);
@@ -137,6 +196,21 @@ struct TypedKernels {
   // One row; grad_scores is zeroed by the caller. `kept` = groups * open_blocks.
   void (*top_k_backward)(const TopK&, const T* grad_gates, const T* scores, const T* gates,
                          const int64_t* indices, T* grad_scores);
+  // A weight (rows x columns, rows `stride` apart) to panels of 16 rows or of 16 columns.
+  void (*transpose_to_panels)(const T* weight, int64_t stride, int64_t rows, int64_t columns,
+                              T* panels);
+  void (*copy_to_panels)(const T* weight, int64_t stride, int64_t rows, int64_t columns,
+                         T* panels);
+  // Panels [panel_begin, panel_end) of one row of blocks.
+  void (*step_product)(const StepProduct<T>&, int64_t row, int64_t panel_begin, int64_t panel_end,
+                       std::byte* scratch);
+  int64_t (*step_product_scratch)(const Grid&, int64_t tokens);  // bytes
+  void (*step_input_grad)(const StepInputGrad<T>&, int64_t col);
+  void (*cell_forward)(const CellForward<T>&, int64_t token, int64_t unit_begin, int64_t unit_end);
+  void (*cell_backward)(const CellBackward<T>&, int64_t token);
+  // y (width) += sum of values[indices[i]] * weight[indices[i]]; indices null: 0, 1, 2 ...
+  void (*add_rows)(const T* weight, int64_t width, const T* values, const int64_t* indices,
+                   int64_t count, T* y);
 };
 
 struct KernelTable {

@@ -2,17 +2,22 @@
 
 from blockgate.layers.dropout import DropoutEmbedding, LockedDropout, weight_drop_
 from blockgate.layers.linear import DynamicSparseLinear
+from blockgate.layers.lstm import DynamicSparseLSTM, DynamicSparseLSTMCell
 from blockgate.layers.pack import pack
 from blockgate.layers.packed import PackedDynamicSparseLinear, PackedLinear
+from blockgate.layers.packed_lstm import PackedLSTM
 from blockgate.layers.qrnn import QRNN, DynamicSparseQRNN
 
 __all__ = [
     "QRNN",
     "DropoutEmbedding",
+    "DynamicSparseLSTM",
+    "DynamicSparseLSTMCell",
     "DynamicSparseLinear",
     "DynamicSparseQRNN",
     "LockedDropout",
     "PackedDynamicSparseLinear",
+    "PackedLSTM",
     "PackedLinear",
     "pack",
     "weight_drop_",

@@ -12,7 +12,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from blockgate.gating import TopKGate
 from blockgate.ops import native
-from blockgate.ops.packed import pack_blocks, prepare_dynamic_linear, release_prepared_linear, run_prepared_linear
+from blockgate.ops.packed import (
+    pack_blocks,
+    prepare_dynamic_linear,
+    prepare_packed_linear,
+    release_prepared_linear,
+    run_prepared_linear,
+    run_prepared_lstm,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +28,18 @@ if TYPE_CHECKING:
 
     from blockgate.grid import BlockGrid
 
-__all__ = ["FusedLinear", "PackedWeight", "Renewed", "fused_op_serves", "pack_weight", "usable"]
+__all__ = [
+    "FusedDense",
+    "FusedLSTM",
+    "FusedLinear",
+    "PackedWeight",
+    "Renewed",
+    "for_inference",
+    "fused_op_serves",
+    "is_plain",
+    "pack_weight",
+    "usable",
+]
 
 
 Value = TypeVar("Value")
@@ -136,26 +154,68 @@ class FusedLinear:
         return y.view(*shape[:-1], self.out_features)
 
 
+class FusedDense:
+    """A dense packed layer prepared for `FusedLSTM`: every block open.
+
+    Args:
+        packed: its weight.
+        bias: (m) or None.
+        grid: the cut of the weight.
+    """
+
+    def __init__(self, packed: PackedWeight, bias: Tensor | None, grid: BlockGrid) -> None:
+        self.handle: int = prepare_packed_linear(*packed, bias, grid.in_features, grid.out_features, *grid.block)
+        weakref.finalize(self, release_prepared_linear, self.handle).atexit = False
+
+
+class FusedLSTM:
+    """A stack of LSTM layers prepared to run over all their steps in one call.
+
+    Args:
+        matrices: the prepared matrices, for each layer the one of the input and the one of the last state.
+        gates: the gate of each matrix, None where every block is open.
+    """
+
+    def __init__(self, matrices: Sequence[FusedLinear | FusedDense], gates: Sequence[nn.Module | None]) -> None:
+        self.matrices, self.gates = matrices, gates
+        self.handles = [matrix.handle for matrix in matrices]
+
+    def __call__(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Output (T, N, H) and last h and c (L, N, H), for x (T, N, in) and the state to start from."""
+        open_blocks = [1 if gate is None else gate._open_blocks for gate in self.gates]
+        y, h, c = run_prepared_lstm(x, *state, self.handles, open_blocks)
+        return y, (h, c)
+
+
 def fused_op_serves(x: Tensor, layer: nn.Module, gate: nn.Module | None) -> bool:
     """Whether the fused op may compute `layer` for this input now; otherwise the separate ops do.
 
-    It needs float32 on the CPU; no gradient, tracing or autocast under way; a plain top-k gate that nobody hooks into;
-    and ordinary parameters, which parametrized or pruned layers don't have. Runs before every small product, so it
-    costs about a microsecond, and the likely refusals come first.
+    It needs an input for inference and a plain gate; and ordinary parameters, which parametrized or pruned layers don't
+    have. Runs before every small product, so it costs about a microsecond, and the likely refusals come first.
     """
+    return not torch.is_grad_enabled() and is_plain(gate) and "bias" in layer._parameters and for_inference(x)
+
+
+def is_plain(gate: nn.Module | None) -> bool:
+    """Whether native code may stand in for this gate: top-k, not bound to the reference, and hooked by nobody."""
     return (
-        not torch.is_grad_enabled()
-        and type(x) is Tensor
-        and type(gate) is TopKGate
-        and x.dtype is torch.float32
-        and x.is_cpu
-        and x.layout is torch.strided
+        type(gate) is TopKGate
         and gate.backend != "reference"
         and not gate._forward_hooks
         and not gate._forward_pre_hooks
-        and "bias" in layer._parameters
         and "weight" in gate._parameters
         and "bias" in gate._parameters
+    )
+
+
+def for_inference(x: Tensor) -> bool:
+    """Whether x is float32 on the CPU with no gradient, tracing or autocast under way, and the kernels are there."""
+    return (
+        not torch.is_grad_enabled()
+        and type(x) is Tensor
+        and x.dtype is torch.float32
+        and x.is_cpu
+        and x.layout is torch.strided
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
         and forward_ad._current_level < 0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from blockgate.gating import Gate
     from blockgate.grid import BlockGrid
 
-__all__ = ["BlockLinear", "GatedLinear", "autocast_dtype", "check_rows"]
+__all__ = ["BlockLinear", "GatedLinear", "autocast_dtype", "check_like", "check_rows"]
 
 
 class BlockLinear:
@@ -75,6 +75,24 @@ def check_rows(x: Tensor, in_features: int) -> None:
         raise BlockgateError(
             "input: expected a tensor without a tangent, got one of forward-mode differentiation (torch.func.jvp, "
             "jacfwd or dual_level). Gated layers have reverse-mode gradients alone."
+        )
+
+
+def check_like(x: Tensor, weight: Tensor) -> None:
+    """Raises a clear error unless x is on the device of `weight`, and has its type where autocast doesn't choose it."""
+    if x.device != weight.device:
+        raise invalid(
+            "input",
+            expected=f"a tensor on {weight.device}, as the layer's weight",
+            got=str(x.device),
+            remedy="Move the input or the layer with .to(device).",
+        )
+    if x.dtype != weight.dtype and autocast_dtype(x.device.type) is None:
+        raise invalid(
+            "input",
+            expected=f"{weight.dtype}, as the layer's weight",
+            got=x.dtype,
+            remedy="Convert the input or the layer with .to(dtype), or use torch.autocast.",
         )
 
 

@@ -13,7 +13,7 @@ from blockgate.errors import invalid
 from blockgate.gating import Gate, make_gate
 from blockgate.grid import BlockGrid
 from blockgate.layers.fused import FusedLinear, Renewed, fused_op_serves, pack_weight, usable
-from blockgate.layers.gated import GatedLinear, autocast_dtype, check_rows
+from blockgate.layers.gated import GatedLinear, autocast_dtype, check_like, check_rows
 from blockgate.ops import check_backend, check_device, gated_linear
 
 if TYPE_CHECKING:
@@ -197,18 +197,5 @@ class DynamicSparseLinear(nn.Module, GatedLinear):
 
     def _check_input(self, x: Tensor) -> None:
         check_rows(x, self.in_features)
-        if x.device != self.weight.device:
-            raise invalid(
-                "input",
-                expected=f"a tensor on {self.weight.device}, as the layer's weight",
-                got=str(x.device),
-                remedy="Move the input or the layer with .to(device).",
-            )
-        if x.dtype != self.weight.dtype and autocast_dtype(x.device.type) is None:
-            raise invalid(
-                "input",
-                expected=f"{self.weight.dtype}, as the layer's weight",
-                got=x.dtype,
-                remedy="Convert the input or the layer with .to(dtype), or use torch.autocast.",
-            )
+        check_like(x, self.weight)
         check_device(self.backend, x.device.type)

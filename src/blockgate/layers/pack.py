@@ -1,9 +1,9 @@
-"""`pack`: an inference copy of any model, whose linear layers hold packed blocks alone."""
+"""`pack`: an inference copy of any model, whose linear layers and LSTMs hold packed blocks alone."""
 
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -11,10 +11,9 @@ from torch import nn
 from blockgate.errors import invalid
 from blockgate.layers.dropout import is_hooked
 from blockgate.layers.linear import DynamicSparseLinear
+from blockgate.layers.lstm import DynamicSparseLSTM
 from blockgate.layers.packed import PackedDynamicSparseLinear, PackedLinear, check_packed_dtype
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from blockgate.layers.packed_lstm import PackedLSTM
 
 __all__ = ["pack"]
 
@@ -25,16 +24,17 @@ def pack(
     *,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
 ) -> nn.Module:
-    """A copy of `model` for inference: gated and plain linear layers become packed ones. `model` is left as it is.
+    """A copy of `model` for inference: linear layers and LSTMs, gated or not, become packed ones.
 
     Args:
         model: any module, a single layer included.
         dtype: what weights are stored as: torch.float32, torch.bfloat16 or torch.int8. Sums are float32 in any case.
-        filter_fn: called with each linear layer and its name; layers it answers with False stay unpacked.
+        filter_fn: called with each layer to pack and its name; layers it answers with False stay unpacked.
 
     Returns:
         The packed copy, in eval mode, without gradients. Layers that occur twice in the model are packed once; layers
-        with forward hooks or parametrizations, and subclasses of nn.Linear, stay as they are.
+        with forward hooks or parametrizations, bidirectional LSTMs and subclasses of nn.Linear or nn.LSTM stay as they
+        are. `model` itself is left alone.
     """
     check_packed_dtype(dtype)
     if not isinstance(model, nn.Module):
@@ -46,13 +46,13 @@ def pack(
     packed: dict[nn.Module, nn.Module] = {}
     for name, module in model.named_modules():
         if _is_packable(module) and (filter_fn is None or filter_fn(module, name)):
-            packed[module] = _pack_layer(module, dtype)
+            packed[module] = _PACKERS[type(module)](module, dtype)
     if not packed:
         raise invalid(
             "pack",
-            expected="a model with linear layers to pack",
+            expected="a model with layers to pack",
             got=type(model).__name__,
-            remedy="nn.Linear and the layers of blockgate can be packed.",
+            remedy="nn.Linear, nn.LSTM and the layers of blockgate can be packed.",
         )
     # deepcopy takes what its memo already knows, so the weights that were packed are never copied.
     memo = {id(layer): made for layer, made in packed.items()}
@@ -63,8 +63,12 @@ def pack(
 
 
 def _is_packable(module: nn.Module) -> bool:
-    # Exact types: a subclass may compute something else, and a parametrized layer is one.
-    return type(module) in {nn.Linear, DynamicSparseLinear} and "weight" in module._parameters and not is_hooked(module)
+    # Exact types: a subclass may compute something else, and a parametrized layer is one. Pruned layers have lost
+    # their weight from the parameters.
+    if type(module) is nn.LSTM and (module.bidirectional or module.proj_size):
+        return False
+    whole = {"weight"} if type(module) in {nn.Linear, DynamicSparseLinear} else {"weight_ih_l0", "weight_hh_l0"}
+    return type(module) in _PACKERS and whole <= module._parameters.keys() and not is_hooked(module)
 
 
 def _use_layers(module: nn.Module) -> None:
@@ -75,7 +79,9 @@ def _use_layers(module: nn.Module) -> None:
         module.use_nested_tensor = False
 
 
-def _pack_layer(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
-    if isinstance(layer, DynamicSparseLinear):
-        return PackedDynamicSparseLinear(layer, dtype)
-    return PackedLinear(layer, dtype)
+_PACKERS: dict[type[nn.Module], Callable[..., nn.Module]] = {
+    nn.Linear: PackedLinear,
+    nn.LSTM: PackedLSTM,
+    DynamicSparseLinear: PackedDynamicSparseLinear,
+    DynamicSparseLSTM: PackedLSTM,
+}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from blockgate.errors import BlockgateError, invalid
 from blockgate.grid import BlockGrid
-from blockgate.layers.fused import FusedLinear, PackedWeight, Renewed, fused_op_serves, pack_weight, usable
+from blockgate.layers.fused import FusedDense, FusedLinear, PackedWeight, Renewed, fused_op_serves, pack_weight, usable
 from blockgate.layers.gated import BlockLinear, GatedLinear, autocast_dtype, check_rows
 from blockgate.ops.packed import PACKED_DTYPES, dense_packed_linear, packed_linear, unpack_blocks
 
@@ -21,8 +21,16 @@ if TYPE_CHECKING:
 
     from blockgate.gating import Gate, TopKGate
     from blockgate.layers.linear import DynamicSparseLinear
+    from blockgate.layers.lstm_stack import GatedMatrix
 
-__all__ = ["FORMAT_VERSION", "PackedBlocks", "PackedDynamicSparseLinear", "PackedLinear", "check_packed_dtype"]
+__all__ = [
+    "FORMAT_VERSION",
+    "Matrix",
+    "PackedBlocks",
+    "PackedDynamicSparseLinear",
+    "PackedLinear",
+    "check_packed_dtype",
+]
 
 # Of the packed layout in checkpoints; a reader refuses any other.
 FORMAT_VERSION = 1
@@ -36,6 +44,13 @@ def check_packed_dtype(dtype: torch.dtype) -> torch.dtype:
     if dtype not in PACKED_DTYPES:
         raise invalid("dtype", expected=f"one of {PACKED_DTYPES}", got=dtype, remedy="torch.float32 keeps every bit.")
     return dtype
+
+
+class Matrix(NamedTuple):
+    """A weight (m, n) and its bias (m) that belong to a layer of several."""
+
+    weight: Tensor
+    bias: Tensor | None
 
 
 class PackedBlocks(nn.Module):
@@ -123,9 +138,14 @@ class PackedLinear(nn.Module, BlockLinear):
 
     bias: nn.Parameter | None
 
-    def __init__(self, linear: nn.Module, dtype: torch.dtype, grid: BlockGrid | None = None) -> None:
+    def __init__(
+        self,
+        linear: nn.Linear | DynamicSparseLinear | Matrix | GatedMatrix,
+        dtype: torch.dtype,
+        grid: BlockGrid | None = None,
+    ) -> None:
         super().__init__()
-        weight, bias = cast("Tensor", linear.weight), cast("Tensor | None", linear.bias)
+        weight, bias = linear.weight, linear.bias
         self.grid = grid or BlockGrid(weight.shape[0], weight.shape[1], DENSE_BLOCK)
         self.packed = PackedBlocks(weight, self.grid, check_packed_dtype(dtype))
         copied = None if bias is None else nn.Parameter(bias.detach().float().clone(), requires_grad=False)
@@ -139,6 +159,12 @@ class PackedLinear(nn.Module, BlockLinear):
             rows, self.packed.blocks, self.packed.scale, self.bias, self.out_features, *self.grid.block
         )
         return self._as_output(y, x)
+
+    def prepare(self) -> FusedDense | FusedLinear | None:
+        """The layer prepared for native calls; None if native code can't read it."""
+        if not self.packed.blocks.is_cpu or not usable((self.bias,)):
+            return None
+        return FusedDense(PackedWeight(self.packed.blocks, self.packed.scale), self.bias, self.grid)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         return super()._apply(_moving_only(fn), recurse)  # type: ignore[no-untyped-call]
@@ -187,7 +213,7 @@ class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
         dtype: torch.float32, torch.bfloat16 or torch.int8.
     """
 
-    def __init__(self, linear: DynamicSparseLinear, dtype: torch.dtype) -> None:
+    def __init__(self, linear: DynamicSparseLinear | GatedMatrix, dtype: torch.dtype) -> None:
         super().__init__(linear, dtype, linear.grid)
         self.gate: Gate = copy.deepcopy(linear.gate).float().requires_grad_(False)
         self._fused: Renewed[FusedLinear] = Renewed()
@@ -233,9 +259,10 @@ class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
         options = (id(gate), gate.key_offset, gate.key_size, gate.groups, gate.normalise)
         buffers = packed._buffers
         sources = (buffers["blocks"], buffers["scale"], self._parameters["bias"], *gate._parameters.values())
-        return self._fused.get(sources, options, self._prepare)
+        return self._fused.get(sources, options, self.prepare)
 
-    def _prepare(self) -> FusedLinear | None:
+    def prepare(self) -> FusedLinear | None:
+        """The layer prepared for native calls; None if native code can't read it."""
         if not self.packed.blocks.is_cpu or not usable((self.bias, *self.gate.parameters())):
             return None
         packed = PackedWeight(self.packed.blocks, self.packed.scale)

@@ -1,0 +1,104 @@
+// One step of a gated LSTM on a team: the products that enter the cell, then the cell.
+#pragma once
+
+#include "recurrent.h"
+
+namespace blockgate {
+
+// One gated product of the step, and what is added beside it.
+template <class T>
+struct CellInput {
+  GatedStep<T> step;
+  const T* bias;  // (4 * size) or null
+};
+
+// The sums that enter the cell's gates: start (tokens, 4 * size; null: 0), then every input in
+// turn, first its bias, then its blocks.
+template <class T>
+struct CellStep {
+  const T* start;
+  const CellInput<T>* inputs;
+  int64_t count, tokens;
+  CellForward<T> cell;
+};
+
+template <class T>
+void start_sums(const CellStep<T>& step, int64_t begin, int64_t end) {
+  const int64_t out = 4 * step.cell.size;
+  for (int64_t t = 0; t < step.tokens; ++t) {
+    T* sums = step.cell.activations + t * out;
+    for (int64_t o = begin; o < end; ++o) sums[o] = step.start ? step.start[t * out + o] : T(0);
+  }
+}
+
+template <class T>
+void add_bias(const CellStep<T>& step, const T* bias, int64_t begin, int64_t end) {
+  if (!bias) return;
+  const int64_t out = 4 * step.cell.size;
+  for (int64_t t = 0; t < step.tokens; ++t) {
+    T* sums = step.cell.activations + t * out;
+    for (int64_t o = begin; o < end; ++o) sums[o] += bias[o];
+  }
+}
+
+// All sums of some outputs that lie in one row of blocks of every input.
+template <class T>
+void sum_task(const CellStep<T>& step, int64_t begin, int64_t end, std::byte* scratch) {
+  start_sums(step, begin, end);
+  for (int64_t i = 0; i < step.count; ++i) {
+    const CellInput<T>& input = step.inputs[i];
+    const int64_t row = begin / input.step.product.grid.block_out;
+    const int64_t first = row * input.step.product.grid.block_out;
+    add_bias(step, input.bias, begin, end);
+    product_task(input.step, row, (begin - first) / PANEL, ceil_div(end - first, PANEL), scratch);
+  }
+}
+
+// Whether the four gates of some units are whole rows of blocks, the same for every input: one task
+// can then compute them, and the cell at once.
+template <class T>
+bool rows_are_units(const CellStep<T>& step) {
+  const int64_t block = step.inputs[0].step.product.grid.block_out;
+  return step.cell.size % block == 0 &&
+         std::all_of(step.inputs, step.inputs + step.count, [&](const CellInput<T>& input) {
+           return input.step.product.grid.block_out == block;
+         });
+}
+
+// The products and the cell. `reversed` walks through the weights from their end: what the last
+// step read last is then still in the cache.
+template <class T>
+void run_cell(TeamMember& member, const StepCut& cut, const CellStep<T>& step, bool reversed,
+              std::byte* scratch) {
+  const auto& kernel = typed_kernels<T>();
+  const int64_t size = step.cell.size;
+  if (rows_are_units(step)) {
+    const Grid& grid = step.inputs[0].step.product.grid;
+    const int64_t rows = size / grid.block_out, parts = cut.panel_parts(grid, rows);
+    const int64_t tasks = rows * parts, panels = packed_panels(grid);
+    member.phase(tasks, [&](int64_t i) {
+      if (reversed) i = tasks - 1 - i;
+      const int64_t first = i / parts * grid.block_out, part = i % parts;
+      const int64_t begin = first + panels * part / parts * PANEL;
+      const int64_t end = first + smaller(grid.block_out, panels * (part + 1) / parts * PANEL);
+      for (int64_t gate = 0; gate < 4; ++gate)
+        sum_task(step, gate * size + begin, gate * size + end, scratch);
+      for (int64_t t = 0; t < step.tokens; ++t) kernel.cell_forward(step.cell, t, begin, end);
+    });
+    return;
+  }
+  // Grids that differ, or rows of blocks across two gates of the cell: one input after the other.
+  member.phase(1, [&](int64_t) { start_sums(step, 0, 4 * size); });
+  for (int64_t i = 0; i < step.count; ++i) {
+    const CellInput<T>& input = step.inputs[i];
+    const Grid& grid = input.step.product.grid;
+    member.phase(grid.rows, [&](int64_t row) {
+      const int64_t begin = row * grid.block_out;
+      add_bias(step, input.bias, begin, begin + outputs_of_row(grid, row));
+      product_task(input.step, row, 0, packed_panels(grid), scratch);
+    });
+  }
+  member.phase(step.tokens, [&](int64_t t) { kernel.cell_forward(step.cell, t, 0, size); });
+}
+
+}  // namespace blockgate

@@ -1,0 +1,110 @@
+"""LSTMs that hold nothing but packed blocks, gated or dense: what `pack` makes of them, for inference."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from blockgate.layers.fused import FusedDense, FusedLinear, FusedLSTM, Renewed, for_inference, is_plain
+from blockgate.layers.packed import Matrix, PackedDynamicSparseLinear, PackedLinear
+from blockgate.layers.recurrent import LSTMInterface, LSTMState, Segments, recur, run_layers, step_by_step
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from blockgate.layers.lstm import DynamicSparseLSTM
+
+__all__ = ["PackedLSTM", "is_packable_lstm"]
+
+
+def is_packable_lstm(lstm: nn.LSTM) -> bool:
+    """Whether a dense LSTM is of the kind that PackedLSTM computes."""
+    return not lstm.bidirectional and not lstm.proj_size
+
+
+class PackedLSTM(LSTMInterface):
+    """nn.LSTM or DynamicSparseLSTM on packed blocks, for inference; made by `pack`.
+
+    Its matrices `ih_l0`, `hh_l0`, ... are packed linear layers. Checkpoints of the unpacked LSTM load too.
+
+    Args:
+        lstm: the layer to pack; its weights are copied, and not kept.
+        dtype: torch.float32, torch.bfloat16 or torch.int8.
+    """
+
+    def __init__(self, lstm: nn.LSTM | DynamicSparseLSTM, dtype: torch.dtype) -> None:
+        super().__init__(lstm.input_size, lstm.hidden_size, lstm.num_layers, lstm.batch_first)
+        for layer in range(lstm.num_layers):
+            for part in ("ih", "hh"):
+                name = f"{part}_l{layer}"
+                packed: PackedLinear
+                if isinstance(lstm, nn.LSTM):
+                    weight, bias = (getattr(lstm, f"{what}_{name}", None) for what in ("weight", "bias"))
+                    packed = PackedLinear(Matrix(cast("Tensor", weight), bias), dtype)
+                else:
+                    packed = PackedDynamicSparseLinear(lstm.matrix(part, f"_l{layer}"), dtype)
+                self.add_module(name, packed)
+        self._prepared: Renewed[FusedLSTM] = Renewed()
+        self.train(False)
+
+    def train(self, mode: bool = True) -> Self:  # noqa: ARG002
+        """Packed layers are for inference: they stay in eval mode, whatever the model around them does."""
+        return super().train(False)
+
+    def extra_repr(self) -> str:
+        """The sizes, for print(model)."""
+        return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, batch_first={self.batch_first}"
+
+    def _run(self, rows: Tensor, segments: Segments, state: LSTMState) -> tuple[Tensor, LSTMState]:
+        if fused := self._follow_weights(rows, state):
+            return recur(rows, segments, state, fused)
+        layers = [
+            (self._matrix("ih", layer), partial(step_by_step, product=self._matrix("hh", layer)))
+            for layer in range(self.num_layers)
+        ]
+        return run_layers(rows, segments, state, layers)
+
+    def _matrix(self, part: str, layer: int) -> PackedLinear:
+        return cast("PackedLinear", self._modules[f"{part}_l{layer}"])
+
+    def _matrices(self) -> list[PackedLinear]:
+        return [self._matrix(part, layer) for layer in range(self.num_layers) for part in ("ih", "hh")]
+
+    def _follow_weights(self, rows: Tensor, state: LSTMState) -> FusedLSTM | None:
+        """The layers prepared for the fused op, anew when anything of them has changed; None if it can't serve."""
+        if not for_inference(rows) or any(s.dtype != torch.float32 for s in state):
+            return None
+        sources: list[Tensor | None] = []
+        options: list[Any] = []
+        for matrix in self._matrices():
+            gate = matrix._modules.get("gate")
+            if matrix._forward_hooks or matrix._forward_pre_hooks or not (gate is None or is_plain(gate)):
+                return None
+            sources += (*matrix.packed._buffers.values(), *matrix._parameters.values())
+            if gate is not None:
+                sources += gate._parameters.values()
+                options += (id(gate), gate.key_offset, gate.key_size, gate.groups, gate.normalise)
+        return self._prepared.get(sources, options, self._prepare)
+
+    def _prepare(self) -> FusedLSTM | None:
+        matrices = [matrix.prepare() for matrix in self._matrices()]
+        if any(matrix is None for matrix in matrices):
+            return None
+        gates = [matrix._modules.get("gate") for matrix in self._matrices()]
+        return FusedLSTM(cast("list[FusedLinear | FusedDense]", matrices), gates)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._prepared.drop()
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # A checkpoint of the unpacked LSTM has `weight_ih_l0`: hand it to the matrix `ih_l0`, which packs it.
+        for key in list(state_dict):
+            what, _, rest = key.removeprefix(prefix).partition("_")
+            name, *below = rest.split(".")
+            if key.startswith(prefix) and what in {"weight", "bias", "gate"} and name in self._modules:
+                state_dict[".".join([prefix + name, what, *below])] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -1,0 +1,205 @@
+"""Gated LSTMs in use: inference, hooks, dropouts, checkpoints, types, cells, clear errors."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import blockgate as bg
+from tests.helpers import assert_close, raises_blockgate
+from tests.layers.test_lstm import GATED, assert_same, flat
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_inference_agrees_with_training(rows):
+    lstm = bg.DynamicSparseLSTM(70, 50, 2, block_size=16, key_size=20)
+    x = torch.randn(4, rows, 70)
+    with torch.no_grad():
+        fast = lstm(x)
+    assert_same(fast, lstm(x))
+
+
+def test_inference_follows_the_weights():
+    lstm = bg.DynamicSparseLSTM(20, 24, block_size=8).eval()
+    x = torch.randn(3, 1, 20)
+    with torch.no_grad():
+        before = lstm(x)[0]
+        lstm.weight_hh_l0.mul_(2)
+        assert_same(lstm(x), with_grad(lstm, x))
+        assert not torch.equal(lstm(x)[0], before)
+        bg.set_sparsity(lstm, 0.9)
+        assert_same(lstm(x), with_grad(lstm, x))
+        lstm.load_state_dict(bg.DynamicSparseLSTM(20, 24, block_size=8).state_dict())
+        assert_same(lstm(x), with_grad(lstm, x))
+
+
+def with_grad(lstm, x):
+    with torch.enable_grad():
+        y, (h, c) = lstm(x)
+    return y.detach(), (h.detach(), c.detach())
+
+
+def test_hooked_gates_see_every_step():
+    lstm = bg.DynamicSparseLSTM(6, 8, **GATED).eval()
+    x = torch.randn(4, 3, 6)
+    with torch.no_grad():
+        plain = lstm(x)
+        rows = {"ih": [], "hh": []}
+        lstm.gate_ih_l0.register_forward_hook(lambda *call: rows["ih"].append(call[2][0].shape[0]))
+        lstm.gate_hh_l0.register_forward_hook(lambda *call: rows["hh"].append(call[2][0].shape[0]))
+        assert_same(lstm(x), plain)
+    assert rows == {"ih": [12], "hh": [3] * 4}
+
+
+def test_dropout_between_layers_in_training_alone():
+    lstm = bg.DynamicSparseLSTM(6, 8, 2, dropout=0.5, **GATED)
+    x = torch.randn(4, 3, 6)
+    with torch.no_grad():
+        assert not torch.equal(lstm(x)[0], lstm(x)[0])
+        lstm.eval()
+        assert torch.equal(lstm(x)[0], lstm(x)[0])
+    one = bg.DynamicSparseLSTM(6, 8, 1, dropout=0.5, **GATED)
+    assert_same(one(x), one(x))
+
+
+def test_weight_drop_on_the_recurrent_weights():
+    lstm = bg.weight_drop_(bg.DynamicSparseLSTM(6, 8, **GATED), "weight_hh_l0", 0.5)
+    x = torch.randn(4, 3, 6)
+    keys = list(lstm.state_dict())
+    with torch.no_grad():
+        assert not torch.equal(lstm(x)[0], lstm(x)[0]), "no packed copy of dropped weights"
+    lstm(x)[0].sum().backward()
+    assert 0.2 < (lstm.weight_hh_l0.grad == 0).float().mean() < 0.8
+    assert list(lstm.state_dict()) == keys
+    lstm.eval()
+    with torch.no_grad():
+        assert_same(bg.pack(nn.ModuleList([lstm]))[0](x), lstm(x))
+
+
+def test_checkpoints_of_nn_lstm_load():
+    dense, gated = nn.LSTM(6, 8, 2), bg.DynamicSparseLSTM(6, 8, 2, **GATED)
+    missing, unexpected = gated.load_state_dict(dense.state_dict(), strict=False)
+    assert not unexpected
+    assert all(name.startswith("gate_") for name in missing)
+    assert torch.equal(gated.weight_ih_l1, dense.weight_ih_l1)
+    assert [n for n, _ in gated.named_parameters() if not n.startswith("gate_")] == [
+        n for n, _ in dense.named_parameters()
+    ]
+
+
+def test_from_dense_starts_near_the_dense_layer():
+    torch.manual_seed(0)
+    dense = nn.LSTM(64, 64, 2)
+    gated = bg.DynamicSparseLSTM.from_dense(dense, block_size=16, sparsity=0.0)
+    x = torch.randn(6, 4, 64)
+    want = dense(x)[0]
+    assert (gated(x)[0] - want).norm() / want.norm() < 0.05
+
+
+def test_fresh_weights_are_those_of_nn_lstm():
+    torch.manual_seed(0)
+    gated = bg.DynamicSparseLSTM(6, 400, **GATED)
+    bound = 1 / 20
+    assert gated.weight_ih_l0.abs().max() <= bound
+    assert gated.weight_ih_l0.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
+    assert (gated.gate_ih_l0.bias == 0).all()
+
+
+def test_double_half_and_autocast():
+    lstm = bg.DynamicSparseLSTM(6, 8, **GATED)
+    x = torch.randn(4, 3, 6)
+    want = lstm(x)[0]
+    assert lstm.double()(x.double())[0].dtype == torch.float64
+    half = lstm.to(torch.bfloat16)(x.bfloat16())
+    assert {t.dtype for t in flat(half)} == {torch.bfloat16}
+    assert (half[0] - want).abs().max() < 0.1
+    lstm.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        y, (h, c) = lstm(x)
+    assert (y.dtype, h.dtype, c.dtype) == (torch.bfloat16, torch.float32, torch.float32)
+
+
+def test_copies_and_compile():
+    lstm = bg.DynamicSparseLSTM(6, 8, **GATED).eval()
+    x = torch.randn(4, 3, 6)
+    with torch.no_grad():
+        want = lstm(x)
+        assert_same(copy.deepcopy(lstm)(x), want)
+    compiled = torch.compile(lstm, backend="aot_eager", fullgraph=True)
+    assert_same(compiled(x), lstm(x))
+
+
+def test_it_learns():
+    torch.manual_seed(0)
+    lstm = bg.DynamicSparseLSTM(8, 32, block_size=8, sparsity=0.5, normalise="rms")
+    head = nn.Linear(32, 8)
+    optimizer = torch.optim.Adam([*lstm.parameters(), *head.parameters()], lr=1e-2)
+    x = torch.nn.functional.one_hot(torch.randint(0, 8, (12, 16)), 8).float()
+    losses = []
+    for _ in range(60):
+        # What came two steps ago.
+        loss = nn.functional.cross_entropy(head(lstm(x)[0])[2:].flatten(0, 1), x[:-2].argmax(-1).flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.3 * losses[0]
+
+
+def test_cell_is_one_step_of_the_lstm():
+    lstm = bg.DynamicSparseLSTM(6, 8, **GATED)
+    cell = bg.DynamicSparseLSTMCell(6, 8, **GATED)
+    cell.load_state_dict({k.replace("_l0", ""): v for k, v in lstm.state_dict().items()})
+    x = torch.randn(5, 3, 6)
+    whole, _ = lstm(x)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            state = None
+            for x_t, want in zip(x, whole, strict=True):
+                state = cell(x_t, state)
+                assert_close(state[0], want)
+    h, c = cell(x[0, 0])
+    assert h.shape == c.shape == (8,)
+    assert_close(h, whole[0, 0])
+
+
+def test_cell_from_dense():
+    dense = nn.LSTMCell(6, 8)
+    cell = bg.DynamicSparseLSTMCell.from_dense(dense, block_size=64, sparsity=0.0)
+    x, hx = torch.randn(3, 6), (torch.randn(3, 8), torch.randn(3, 8))
+    for got, want in zip(cell(x, hx), dense(x, hx), strict=True):
+        assert_close(got, want)
+    assert cell.weight_ih is dense.weight_ih
+
+
+def test_clear_errors():
+    lstm = bg.DynamicSparseLSTM(6, 8, 2, **GATED)
+    x = torch.randn(4, 3, 6)
+    with raises_blockgate("one direction and no projection"):
+        bg.DynamicSparseLSTM(6, 8, bidirectional=True)
+    with raises_blockgate("one direction and no projection"):
+        bg.DynamicSparseLSTM.from_dense(nn.LSTM(6, 8, proj_size=3))
+    with raises_blockgate("share in [0, 1)"):
+        bg.DynamicSparseLSTM(6, 8, dropout=1.5)
+    with raises_blockgate("an nn.LSTM"):
+        bg.DynamicSparseLSTM.from_dense(nn.GRU(6, 8))
+    with raises_blockgate("an nn.LSTMCell"):
+        bg.DynamicSparseLSTMCell.from_dense(nn.GRUCell(6, 8))
+    for wrong in (torch.randn(4, 3, 5), torch.randn(6), torch.randn(0, 3, 6), "words"):
+        with raises_blockgate("with at least one step"):
+            lstm(wrong)
+    with raises_blockgate("with at least one step"):
+        lstm(pack_padded_sequence(torch.randn(4, 3, 5), [4, 2, 1]))
+    for state in (torch.zeros(2, 3, 8), (torch.zeros(2, 3, 8),), (torch.zeros(1, 3, 8),) * 2, (torch.zeros(2, 8),) * 2):
+        with raises_blockgate("(h, c), each of shape (2, 3, 8)"):
+            lstm(x, state)
+    with raises_blockgate("(h, c), each of shape (2, 8)"):
+        lstm(x[:, 0], (torch.zeros(2, 1, 8),) * 2)
+    with raises_blockgate("torch.float32, as the layer's weight"):
+        lstm(x.double())
+    with raises_blockgate("A cell makes one step"):
+        bg.DynamicSparseLSTMCell(6, 8)(x)
