@@ -18,6 +18,7 @@ GATE = GateConfig(block_size=4, sparsity=0.5)
 SMALL = LanguageModelConfig(embedding_size=12, hidden_size=16, num_layers=3, gate=GATE)
 KINDS = [
     replace(SMALL, cell="lstm", matrices="dense"),
+    replace(SMALL, cell="lstm", matrices="dynamic"),
     replace(SMALL, cell="qrnn", matrices="dense"),
     replace(SMALL, cell="qrnn", matrices="dynamic", cutoffs=(10, 30), projection=True),
     replace(SMALL, cell="qrnn", matrices="dynamic", tied=False),

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import torch
 import tyro
 
+from blockgate.grid import check_size
 from blockgate.training import evaluate, load_trained
 
 __all__ = ["Evaluate"]
@@ -44,7 +45,7 @@ class Evaluate:
     def run(self) -> None:
         """Prints one fact a line."""
         if self.threads is not None:
-            torch.set_num_threads(self.threads)
+            torch.set_num_threads(check_size("--threads", self.threads))
         trained = load_trained(self.checkpoint)
         run = replace(
             trained.run,

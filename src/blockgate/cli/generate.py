@@ -12,6 +12,7 @@ import torch
 import tyro
 
 from blockgate.errors import invalid
+from blockgate.grid import check_size
 from blockgate.layers import pack
 from blockgate.models import LanguageModel
 from blockgate.models.sampling import sample
@@ -53,7 +54,7 @@ class Generate:
     def run(self) -> None:
         """Streams the words."""
         if self.threads is not None:
-            torch.set_num_threads(self.threads)
+            torch.set_num_threads(check_size("--threads", self.threads))
         trained = load_trained(self.checkpoint)
         if not isinstance(trained.model, LanguageModel) or trained.vocabulary is None:
             raise invalid(

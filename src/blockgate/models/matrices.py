@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import nn
 
 from blockgate.errors import invalid
-from blockgate.layers import QRNN, DynamicSparseLinear, DynamicSparseQRNN
+from blockgate.layers import QRNN, DynamicSparseLinear, DynamicSparseLSTM, DynamicSparseQRNN
 
 __all__ = ["MATRICES", "GateConfig", "Matrices", "matrices"]
 
@@ -54,7 +54,7 @@ class Matrices:
 
 MATRICES: dict[str, Matrices] = {
     "dense": Matrices(linear=nn.Linear, lstm=nn.LSTM, qrnn=QRNN, options=lambda _: {}),
-    "dynamic": Matrices(linear=DynamicSparseLinear, lstm=nn.LSTM, qrnn=DynamicSparseQRNN, options=GateConfig.options),
+    "dynamic": Matrices(linear=DynamicSparseLinear, lstm=DynamicSparseLSTM, qrnn=DynamicSparseQRNN, options=GateConfig.options),
 }
 
 

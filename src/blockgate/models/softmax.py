@@ -13,7 +13,12 @@ from torch.nn import functional as F
 
 from blockgate.errors import invalid
 
-__all__ = ["AdaptiveSoftmax", "FullSoftmax"]
+__all__ = ["AdaptiveSoftmax", "FullSoftmax", "at_least_float32"]
+
+
+def at_least_float32(scores: Tensor) -> Tensor:
+    """Scores in a type that a softmax over many of them can be trusted in."""
+    return scores if scores.dtype == torch.float64 else scores.float()
 
 
 class FullSoftmax(nn.Module):
@@ -37,11 +42,11 @@ class FullSoftmax(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Log-probabilities (N, words) for x (N, features)."""
-        return F.log_softmax(self.decoder(x).float(), dim=-1)
+        return F.log_softmax(at_least_float32(self.decoder(x)), dim=-1)
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Negative log-probability (N,) of each target (N,)."""
-        return F.cross_entropy(self.decoder(x).float(), targets, reduction="none")
+        return F.cross_entropy(at_least_float32(self.decoder(x)), targets, reduction="none")
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -101,9 +106,9 @@ class AdaptiveSoftmax(nn.Module):
         """Scores of the frequent words and of the groups."""
         first = self.bounds[0]
         frequent = F.linear(x, self.weight[:first], self.bias[:first])
-        return torch.cat([frequent, F.linear(x, self.group_weight, self.group_bias)], dim=-1).float()
+        return at_least_float32(torch.cat([frequent, F.linear(x, self.group_weight, self.group_bias)], dim=-1))
 
     def _tail(self, x: Tensor, group: int) -> Tensor:
         """Scores of the words of a group."""
         words = slice(self.bounds[group], self.bounds[group + 1])
-        return F.linear(x, self.weight[words], self.bias[words]).float()
+        return at_least_float32(F.linear(x, self.weight[words], self.bias[words]))

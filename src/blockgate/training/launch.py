@@ -53,7 +53,9 @@ def launch(run: Run) -> Fabric:
         from lightning.fabric import Fabric
     except ImportError as error:
         raise missing_extra("training", error) from None
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    # Which of them speaks depends on what else of Lightning was imported.
+    for name in ("lightning.fabric", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         fabric = Fabric(
             accelerator=run.accelerator,

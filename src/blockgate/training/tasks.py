@@ -15,6 +15,7 @@ from blockgate.data.batches import cut_columns, equal_segments, varied_segments
 from blockgate.errors import invalid
 from blockgate.models import ImageNetwork, LanguageModel
 from blockgate.models.language_model import detach
+from blockgate.models.softmax import at_least_float32
 from blockgate.training.config import ImageRun, LanguageModelRun, Run
 
 __all__ = ["ImageTask", "LanguageTask", "Step", "Task", "make_task"]
@@ -199,7 +200,7 @@ class ImageTask(Task):
     def learn(self, model: nn.Module, batch: Any, carried: Any, device: torch.device) -> Step:
         """Mean loss over the images of a batch."""
         images, labels = self._pick("train", batch[self.share.rank :: self.share.world], device)
-        scores = model(images).float()
+        scores = at_least_float32(model(images))
         losses = F.cross_entropy(scores, labels, reduction="sum")
         return Step(losses * self.share.world / len(batch), _image_sums(losses, scores, labels), carried)
 
@@ -208,7 +209,7 @@ class ImageTask(Task):
         sums = torch.zeros(3, dtype=torch.float64, device=device)
         for batch in torch.arange(len(self.parts[part][0])).split(self.run.eval_batch_size)[:most]:
             images, labels = self._pick(part, batch[self.share.rank :: self.share.world], device)
-            scores = model(images).float()
+            scores = at_least_float32(model(images))
             sums += _image_sums(F.cross_entropy(scores, labels, reduction="sum"), scores, labels)
         return sums
 
