@@ -2,6 +2,7 @@
 
 from blockgate import errors
 from blockgate._version import __version__
+from blockgate.analysis import gate_losses, record_gates, summary
 from blockgate.grid import BlockGrid, open_blocks
 from blockgate.layers import QRNN, DynamicSparseLinear, DynamicSparseQRNN, pack
 from blockgate.schedule import SparsityRamp, set_sparsity
@@ -14,7 +15,10 @@ __all__ = [
     "SparsityRamp",
     "__version__",
     "errors",
+    "gate_losses",
     "open_blocks",
     "pack",
+    "record_gates",
     "set_sparsity",
+    "summary",
 ]
