@@ -44,7 +44,7 @@ def test_labels_must_fit_the_rows(labels, message):
     assert not layer.gate._forward_hooks
 
 
-@pytest.mark.parametrize("labels", [[0.5], [True], [], torch.tensor([1.0])])
+@pytest.mark.parametrize("labels", [[0.5], [True], [], torch.tensor([1.0]), ["cat"], None])
 def test_labels_are_whole_numbers(labels):
     record = bg.record_gates(layer_that_opens(PATTERNS))
     with raises_blockgate("labels"), record.labelled(labels):

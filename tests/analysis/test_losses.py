@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import blockgate as bg
 from blockgate.gating import Gate, TopKGate
@@ -101,6 +102,20 @@ def test_every_gate_kind_gets_gradients_and_gives_the_same_results(options):
         # Every score gets some, those of closed blocks too.
         assert gate.weight.grad.abs().sum(1).ne(0).all()
     assert not any(gate._forward_hooks for gate in gates)
+
+
+def test_activation_checkpointing_with_backward_inside():
+    net = small_net()
+    x = torch.randn(12, 6)
+    with bg.gate_losses(net) as losses:
+        y = checkpoint(net, x, use_reentrant=False)
+        (y.sum() + losses.balance()).backward()
+    checkpointed = [p.grad.clone() for p in net.parameters()]
+    net.zero_grad()
+    with bg.gate_losses(net) as losses:
+        y = net(x)
+    (y.sum() + losses.balance()).backward()
+    torch.testing.assert_close(checkpointed, [p.grad for p in net.parameters()])
 
 
 def test_errors():

@@ -244,6 +244,18 @@ def test_a_model_in_distributed_data_parallel(tmp_path):
     assert {name: stats.rows for name, stats in record.gates.items()} == {"module.2": 7, "module.4": 7}
 
 
+def test_a_compiled_model_runs_uncompiled_for_the_record():
+    net = small_net().eval()
+    compiled = torch.compile(net, backend="eager")
+    x = torch.randn(3, 6)
+    with torch.no_grad():
+        compiled(x)
+        with bg.record_gates(compiled) as record:
+            compiled(x)
+        compiled(x)
+    assert [stats.rows for stats in record.gates.values()] == [3, 3]
+
+
 def test_autocast_doesn_t_round_the_counts():
     layer = bg.DynamicSparseLinear(4, 4, block_size=4, sparsity=0.0)
     nn.init.ones_(layer.gate.bias)

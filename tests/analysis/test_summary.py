@@ -136,10 +136,12 @@ def test_plain_layers_and_shared_parameters():
     assert result.estimated_time_saved == 0
 
 
-def test_packed_sequences_and_attention():
+def test_packed_sequences_cells_and_attention():
     rnn = nn.LSTM(3, 4)
     sequences = pack_sequence([torch.randn(5, 3), torch.randn(2, 3)])
     assert by_name(rnn, (sequences,))["model"].rows == 7
+    cell = by_name(nn.LSTMCell(3, 4), torch.randn(5, 3))["model"]
+    assert (cell.macs_dense, cell.parameters, cell.rows) == (16 * 7, 16 * 9, 5)
     attention = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     layers = by_name(attention, torch.randn(3, 5, 8))
     assert layers["self_attn"].macs_dense == 4 * 8 * 8
@@ -219,7 +221,7 @@ def test_numbers_are_short():
         0: "0",
         9999: "9999",
         10_000: "10.00k",
-        0.5: "0.500",
+        1106.3: "1106",
         999_960: "1.000M",
         21_233_664: "21.23M",
         3e15: "3000.0T",

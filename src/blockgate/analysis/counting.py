@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["LayerSummary", "count_layers"]
 
 # Layers without gates whose multiply-adds are known. An embedding has none: it looks rows up.
-PLAIN = (nn.Linear, nn.RNNBase, nn.MultiheadAttention, nn.Embedding, PackedLinear)
+PLAIN = (nn.Linear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.Embedding, PackedLinear)
 
 FLOAT32_BYTES = 4
 
@@ -78,7 +78,7 @@ def count_layers(model: nn.Module, example: Any | None) -> tuple[list[LayerSumma
     lines = [
         _gated_line(f, f.module, claimed, record)
         if isinstance(f.module, Gate)
-        else _plain_line(f, claimed, None if rows is None else rows.get(f.path, 0))
+        else _plain_line(f, claimed, None if rows is None else rows.get(f.module, 0))
         for f in found
     ]
     holders = {
@@ -186,7 +186,7 @@ def _matrices(layer: nn.Module) -> Iterator[Tensor]:
     """The weights that every row of a plain layer's input is multiplied by."""
     if isinstance(layer, nn.RNNBase):
         yield from (w for weights in layer.all_weights for w in weights if w.dim() == 2)
-    elif isinstance(layer, nn.MultiheadAttention):
+    elif isinstance(layer, (nn.RNNCellBase, nn.MultiheadAttention)):
         yield from (w for w in layer.parameters() if w.dim() == 2)
     elif isinstance(layer, PackedLinear):
         yield layer.packed.blocks
@@ -198,6 +198,8 @@ def _width(layer: nn.Module) -> int:
     """Size of the last dimension of a plain layer's output."""
     if isinstance(layer, nn.RNNBase):
         return (layer.proj_size or layer.hidden_size) * (1 + layer.bidirectional)
+    if isinstance(layer, nn.RNNCellBase):
+        return layer.hidden_size
     if isinstance(layer, nn.MultiheadAttention):
         return int(layer.embed_dim)
     if isinstance(layer, nn.Embedding):
@@ -206,22 +208,20 @@ def _width(layer: nn.Module) -> int:
     return layer.out_features
 
 
-def _run(model: nn.Module, found: list[_Found], example: Any) -> tuple[dict[str, int], GateRecord]:
-    """Calls the model once: how many rows each plain layer saw, by path, and what its gates did."""
-    rows: dict[str, int] = {}
+def _run(model: nn.Module, found: list[_Found], example: Any) -> tuple[dict[nn.Module, int], GateRecord]:
+    """Calls the model once: how many rows each plain layer saw, and what the gates decided."""
+    rows: dict[nn.Module, int] = {}
 
-    def count_rows(path: str, output: Any) -> None:
+    def count_rows(layer: nn.Module, _: Any, output: Any) -> None:
         first = output[0] if type(output) is tuple else output
         # `.data` is the tensor itself, or that of a PackedSequence.
-        layer_width = _width(model.get_submodule(path))
-        rows[path] = rows.get(path, 0) + first.data.numel() // layer_width
+        rows[layer] = rows.get(layer, 0) + first.data.numel() // _width(layer)
 
     gates = {gate_label(f.path): f.module for f in found if isinstance(f.module, Gate)}
     with ExitStack() as stack:
         for f in found:
             if not isinstance(f.module, Gate):
-                hook = f.module.register_forward_hook(lambda _m, _i, output, path=f.path: count_rows(path, output))
-                stack.callback(hook.remove)
+                stack.callback(f.module.register_forward_hook(count_rows).remove)
         record = stack.enter_context(GateRecord(gates, coactivation=False, trace=0))
         stack.enter_context(_left_as_it_was(model))
         if isinstance(example, Mapping):

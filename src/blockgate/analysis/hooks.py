@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from blockgate.errors import invalid
@@ -41,10 +43,13 @@ def gate_label(path: str) -> str:
 @contextmanager
 def watch(gates: dict[str, Gate], see: Callable[[str, Gate, Tensor, Tensor, Tensor], None]) -> Iterator[None]:
     """While it lasts, every decision of every gate goes to `see`: name, gate, x (N, in), values and indices (N, E)."""
-    with ExitStack() as handles:
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            # Code that was compiled before the hooks came would run without them.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         for name, gate in gates.items():
             handle = gate.register_forward_hook(_Hook(name, see))
-            handles.callback(handle.remove)
+            stack.callback(handle.remove)
         yield
 
 

@@ -34,7 +34,7 @@ def gate_losses(model: nn.Module) -> Iterator[GateLosses]:
     the model stay the same. For a loss on some layers alone, pass these instead of the whole model.
     """
     losses = GateLosses(named_gates(model))
-    with watch(losses.gates, losses.see):
+    with watch(losses._gates, losses._see):
         yield losses
 
 
@@ -42,15 +42,9 @@ class GateLosses:
     """Scores and decisions of every gate inside a block; see `gate_losses`."""
 
     def __init__(self, gates: dict[str, Gate]) -> None:
-        self.gates = gates
+        self._gates = gates
         self._scores: dict[str, list[Tensor]] = {}
         self._open_counts: dict[str, Tensor] = {}
-
-    def see(self, name: str, gate: Gate, x: Tensor, values: Tensor, indices: Tensor) -> None:
-        """Takes one decision in: x (N, in), values and indices (N, E)."""
-        self._scores.setdefault(name, []).append(_grouped_scores(name, gate, x))
-        counts = self._open_counts.get(name, values.new_zeros(gate.grid.num_blocks, dtype=torch.int64))
-        self._open_counts[name] = counts.scatter_add(0, indices.flatten(), (values != 0).flatten().long())
 
     def balance(self) -> Tensor:
         """How unevenly blocks are used, averaged over gates: 1 if all equally often, more where few do all the work.
@@ -79,6 +73,11 @@ class GateLosses:
             raise invalid("steps", expected="2 tokens or more", got=steps, remedy="Pass the length of the sequences.")
         return torch.stack([_change(name, s, length, batch_first) for name, s in self._collected()]).mean()
 
+    def _see(self, name: str, gate: Gate, x: Tensor, values: Tensor, indices: Tensor) -> None:
+        self._scores.setdefault(name, []).append(_grouped_scores(name, gate, x))
+        counts = self._open_counts.get(name, values.new_zeros(gate.grid.num_blocks, dtype=torch.int64))
+        self._open_counts[name] = counts.scatter_add(0, indices.flatten(), (values != 0).flatten().long())
+
     def _collected(self) -> list[tuple[str, Tensor]]:
         """All scores (rows, groups, size) of every gate that was called."""
         if not self._scores:
@@ -86,7 +85,7 @@ class GateLosses:
         return [(name, torch.cat(scores)) for name, scores in self._scores.items()]
 
     def _balance_of(self, name: str, scores: Tensor) -> Tensor:
-        gate = self.gates[name]
+        gate = self._gates[name]
         share = torch.softmax(scores, -1).mean(0)
         if isinstance(gate, SoftmaxSumGate):
             # While it trains all blocks are open a little: what counts is where each head is heading.

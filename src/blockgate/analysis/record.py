@@ -25,6 +25,8 @@ __all__ = ["GateRecord", "record_gates"]
 # Grids of more blocks count pairs of blocks only when asked: 1024 blocks take 8 MiB a gate.
 MOST_PAIRED_BLOCKS = 1024
 
+WHOLE_NUMBERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+
 # When warnings speak up. A block is judged once the density lets expect this many openings of it.
 JUDGED_OPENINGS = 20
 # Agreement between inputs beyond chance: 0 if each drew its blocks at random, 1 if all open the same.
@@ -130,15 +132,14 @@ class _Labels:
     """The labels of a block of rows, dealt out to each gate in order."""
 
     def __init__(self, labels: Tensor | Sequence[int]) -> None:
-        self.labels = torch.as_tensor(labels).detach().flatten().cpu()
+        try:
+            self.labels = torch.as_tensor(labels).detach().flatten().cpu()
+            got = f"{len(self.labels)} of {self.labels.dtype}"
+        except (TypeError, ValueError, RuntimeError):
+            self.labels, got = torch.empty(0), type(labels).__name__
+        if not len(self.labels) or self.labels.dtype not in WHOLE_NUMBERS:
+            raise invalid("labels", expected="whole numbers, one for each row", got=got, remedy="Number the classes.")
         self.taken: dict[str, int] = {}
-        if self.labels.is_floating_point() or self.labels.dtype is torch.bool or not len(self.labels):
-            raise invalid(
-                "labels",
-                expected="whole numbers, one for each row",
-                got=f"{len(self.labels)} of {self.labels.dtype}",
-                remedy="Number the classes.",
-            )
 
     def take(self, name: str, rows: int) -> Tensor:
         first = self.taken.get(name, 0)

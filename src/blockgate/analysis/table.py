@@ -29,8 +29,8 @@ def markdown_table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def short(number: float) -> str:
-    """Whole numbers under 10000 as they are, others as four digits and a unit: 9216, 1.573M, 21.23M."""
-    if number == round(number) and number < 10_000:
+    """Whole numbers up to 9999, then four digits and a unit: 9216, 1.573M, 21.23M."""
+    if number < 9999.5:
         return f"{number:.0f}"
     unit = ""
     for larger in "kMGT":
