@@ -73,6 +73,18 @@ def test_locality_by_hand():
     assert losses_of(layer, inputs(layer, [0, 0, 0])).locality(3).item() == 0
 
 
+def test_locality_ignores_what_changes_no_choice():
+    layer = bg.DynamicSparseLinear(3, 4, block_size=2, sparsity=0.5, key_size=None)
+    x = torch.randn(20, 3)
+    before = losses_of(layer, x).locality(20)
+    with torch.no_grad():
+        layer.gate.weight += torch.randn(3)  # the same for all blocks, another for each input
+        layer.gate.bias += torch.randn(4)  # the same for all inputs
+        layer.gate.weight *= 7
+        layer.gate.bias *= 7
+    assert_close(losses_of(layer, x).locality(20), before)
+
+
 def test_rows_of_several_calls_are_one_sequence():
     layer = layer_that_opens([[0, 1], [2, 3]])
     with bg.gate_losses(layer) as losses:

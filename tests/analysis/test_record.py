@@ -164,6 +164,22 @@ def test_agrees_with_what_the_layers_say_of_their_gates(options, mode):
         torch.testing.assert_close(stats.value_sum, expected.detach().double().sum(0).flatten())
 
 
+def test_a_record_goes_on_after_inference_mode():
+    layer = layer_that_opens(PATTERNS)
+    with torch.inference_mode():
+        record = bg.record_gates(layer, trace=4)
+        for _ in range(2):
+            with record, record.labelled([0, 1]):
+                layer(inputs(layer, [0, 1]))
+    stats = record.gates["gate"]
+    kept = [stats.open_counts, stats.value_sum, stats.trace, *stats.class_open_counts.values()]
+    assert not any(t.is_inference() for t in kept)
+    with record, record.labelled([0, 1]):
+        layer(inputs(layer, [0, 1]))
+    assert stats.open_counts.tolist() == [6, 3, 3, 0]
+    assert stats.class_rows == {0: 3, 1: 3}
+
+
 def test_recording_changes_no_result():
     net = small_net().eval()
     x = torch.randn(5, 6)

@@ -102,6 +102,16 @@ def test_a_hidden_layer_in_the_gate_counts():
     assert line.gate_parameters == 8 * 3 + 3 + 3 * 4 + 4
 
 
+def test_a_gate_whose_matrix_is_elsewhere():
+    owner = nn.Module()
+    owner.router = TopKGate(bg.BlockGrid(4, 6, 2), sparsity=0.5)
+    owner.matrix = nn.Parameter(torch.zeros(4, 6))
+    layers = by_name(owner)
+    assert layers["router"].macs_dense == layers["other"].parameters == 24
+    assert layers["router"].parameters == 0
+    assert layers["router"].gate_parameters == 6 * 7
+
+
 class Tied(nn.Module):
     """Embedding, two layers of dense LSTM, a decoder that shares the embedding's weight. x (T, N) of tokens."""
 
