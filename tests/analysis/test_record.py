@@ -113,6 +113,14 @@ def test_many_batches_add_up_and_take_no_memory():
     assert set(held) == {held[0]}
 
 
+def test_a_batch_without_rows_adds_nothing():
+    layer = layer_that_opens(PATTERNS)
+    with bg.record_gates(layer) as record:
+        layer(torch.zeros(0, 2))
+    assert record.gates["gate"].rows == 0
+    assert record.distribution() == {}
+
+
 def test_rows_in_chunks_give_the_same_sums(monkeypatch):
     layer = layer_that_opens(PATTERNS)
     rows = inputs(layer, [0, 1, 1, 0, 1, 0, 0])

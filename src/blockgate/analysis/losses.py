@@ -28,7 +28,7 @@ def gate_losses(model: nn.Module) -> Iterator[GateLosses]:
 
         with bg.gate_losses(model) as losses:
             y = model(x)
-        loss = task_loss(y) + 0.01 * losses.balance()
+        loss = task_loss(y) + 0.1 * losses.balance()
 
     Scores are computed a second time, those of closed blocks included, so that these get gradients too. The results of
     the model stay the same. For a loss on some layers alone, pass these instead of the whole model.
@@ -74,14 +74,16 @@ class GateLosses:
         return torch.stack([_change(name, s, length, batch_first) for name, s in self._collected()]).mean()
 
     def _see(self, name: str, gate: Gate, x: Tensor, values: Tensor, indices: Tensor) -> None:
+        if not len(x):
+            return
         self._scores.setdefault(name, []).append(_grouped_scores(name, gate, x))
         counts = self._open_counts.get(name, values.new_zeros(gate.grid.num_blocks, dtype=torch.int64))
         self._open_counts[name] = counts.scatter_add(0, indices.flatten(), (values != 0).flatten().long())
 
     def _collected(self) -> list[tuple[str, Tensor]]:
-        """All scores (rows, groups, size) of every gate that was called."""
+        """All scores (rows, groups, size) of every gate that saw rows."""
         if not self._scores:
-            raise invalid("gate losses", expected="a model run in the block", got="none", remedy="Call it inside.")
+            raise invalid("gate losses", expected="rows seen in the block", got="none", remedy="Call the model inside.")
         return [(name, torch.cat(scores)) for name, scores in self._scores.items()]
 
     def _balance_of(self, name: str, scores: Tensor) -> Tensor:

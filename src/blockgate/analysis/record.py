@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -169,7 +170,7 @@ def _judge(gate: GateStatistics) -> Iterator[str]:
     """Sentences about what looks wrong with one gate."""
     density, target = gate.measured_density, gate.target_density
     if density is None or target is None:
-        yield "saw no rows. Run the model inside the record, uncompiled: compiled code may skip hooks."
+        yield "saw no rows: nothing called it inside the record."
         return
     if gate.empty_rows:
         yield (
@@ -184,7 +185,7 @@ def _judge(gate: GateStatistics) -> Iterator[str]:
             "choose the same blocks."
         )
     if gate.rows * target < JUDGED_OPENINGS:
-        needed = round(JUDGED_OPENINGS / target)
+        needed = math.ceil(JUDGED_OPENINGS / target)
         yield f"{gate.rows} rows are too few to look for collapse and dead blocks; record at least {needed}."
         return
     dead = int((gate.open_counts == 0).sum())
