@@ -111,7 +111,7 @@ def test_what_the_heat_maps_show(tmp_path, drawn):
 
 def test_what_a_trace_shows(tmp_path, drawn):
     record = record_of(small_net(), 6)
-    tokens = [f"word{n}" for n in range(12)]
+    tokens = ["$broken^$", *(f"word{n}" for n in range(11))]
     draw_trace(record, tmp_path / "p.png", tokens=tokens, gates=["2"])
     (image,) = [axes.images[0].get_array() for axes in drawn[0].axes if axes.images]
     trace = record.gates["2"].trace
@@ -146,6 +146,13 @@ def test_errors(tmp_path):
     with raises_blockgate("none for [1, 2]"):
         draw_classes(record, tmp_path / "p.png", class_names=["zero"])
     assert not list(tmp_path.iterdir())
+
+
+def test_too_many_panels_for_one_picture(tmp_path):
+    net = nn.Sequential(*(bg.DynamicSparseLinear(9, 9, block_size=(4, 5)) for _ in range(30)))
+    record = record_of(net, 9, rows=400, classes=400)
+    with raises_blockgate("picture: expected at most 400 inches of panels"):
+        draw_classes(record, tmp_path / "p.png")
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):

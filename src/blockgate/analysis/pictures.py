@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,6 +26,8 @@ __all__ = ["draw_classes", "draw_distribution", "draw_trace"]
 
 FORMATS = (".png", ".svg")
 DOTS_PER_INCH = 150
+# Higher pictures can't be drawn: 2^16 dots.
+MOST_INCHES = 400
 
 # Colours that colour-blind readers can tell apart (Okabe and Ito), and that differ in lightness when printed grey.
 SHARE_COLOURS = {"always on": "#0072B2", "input dependent": "#E69F00", "always off": "#D9D9D9"}
@@ -34,6 +36,8 @@ OPEN_COLOURS = "Blues"
 
 CLASSES_PER_LINE = 12
 FONT_SIZE = 8
+# For names that come from users: a $ is a dollar sign.
+TEXT: dict[str, Any] = {"fontsize": FONT_SIZE, "parse_math": False}
 # Inches.
 BAR_HEIGHT = 0.32
 LEGEND_HEIGHT = 0.4
@@ -120,7 +124,7 @@ def draw_classes(
             image = axes.imshow(frequency, vmin=0, vmax=1, cmap=OPEN_COLOURS, aspect="auto", interpolation="nearest")
             axes.set(xticks=[], yticks=[])
             if title:
-                axes.set_title(str(label) if class_names is None else class_names[label], fontsize=FONT_SIZE, pad=3)
+                axes.set_title(str(label) if class_names is None else class_names[label], pad=3, **TEXT)
             if column == 0:
                 _name_at_left(axes, name)
     _add_scale(figure, image, "share of inputs that open the block (white: none)")
@@ -171,7 +175,7 @@ def draw_trace(
         axes.set(xticks=[], yticks=[])
         _name_at_left(axes, f"{name}\n{opened} of {gate.grid.num_blocks} blocks")
     if tokens is not None:
-        axes.set_xticks(range(rows), tokens, rotation=90, fontsize=FONT_SIZE)
+        axes.set_xticks(range(rows), tokens, rotation=90, **TEXT)
     else:
         axes.set_xticks([0, rows - 1], ["1", str(rows)], fontsize=FONT_SIZE)
         axes.set_xlabel("row", fontsize=FONT_SIZE, labelpad=-4)
@@ -223,7 +227,7 @@ def _axes_at(figure: Figure, left: float, top: float, width: float, height: floa
 
 
 def _name_at_left(axes: Axes, name: str) -> None:
-    axes.set_ylabel(name, fontsize=FONT_SIZE, rotation=0, ha="right", va="center")
+    axes.set_ylabel(name, rotation=0, ha="right", va="center", **TEXT)
 
 
 def _add_scale(figure: Figure, image: AxesImage, label: str) -> None:
@@ -254,6 +258,13 @@ def _figure(width: float, height: float) -> Figure:
     """An empty figure of so many inches. It belongs to nobody else, so there is nothing to close."""
     if importlib.util.find_spec("matplotlib") is None:
         raise BlockgateError("picture: expected matplotlib, got none. Run: pip install 'blockgate[train]'")
+    if height > MOST_INCHES:
+        raise invalid(
+            "picture",
+            expected=f"at most {MOST_INCHES} inches of panels",
+            got=round(height),
+            remedy="Choose some gates.",
+        )
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=DOTS_PER_INCH)
