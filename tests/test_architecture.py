@@ -21,9 +21,11 @@ LEVELS: list[tuple[str, ...]] = [
     ("gating",),
     ("layers",),
     ("schedule",),
+    ("analysis", "baselines"),
     ("data",),
     ("models",),
     ("training", "bench"),
+    ("reproduce",),
     ("cli",),
     ("__init__", "__main__"),
 ]
