@@ -152,8 +152,9 @@ class GatedLSTMStack(nn.Module):
 
     def _take_dense(self, dense: nn.Module) -> Self:
         """Takes over the parameters of a dense layer; gates start near 1."""
-        for name in self._parameters:
-            setattr(self, name, dense._parameters[name])
+        for name, parameter in self._parameters.items():
+            if parameter is not None:
+                setattr(self, name, dense._parameters[name])
         for gate in self._gates():
             gate.reset_near_dense()
         return self.train(dense.training)

@@ -17,13 +17,13 @@ class ImageNetworkConfig:
     """Sizes of the network, and the kind of its hidden matrices."""
 
     matrices: str = "dynamic"
-    """Kind of the hidden layers: dense or dynamic."""
+    """Kind of the hidden layers: dense, dynamic or static."""
     hidden_size: int = 1024
     """Features of every hidden layer."""
     hidden_layers: int = 5
     """Square layers between input and output layer."""
     gate: GateConfig = field(default_factory=lambda: GateConfig(sparsity=0.9))
-    """Options of dynamic matrices."""
+    """Options of dynamic and static matrices."""
 
 
 class ImageNetwork(nn.Module):
@@ -43,6 +43,11 @@ class ImageNetwork(nn.Module):
         for _ in range(check_size("hidden_layers", config.hidden_layers)):
             layers += [kind.linear(size, size, **kind.options(config.gate)), nn.ReLU()]
         self.layers = nn.Sequential(*layers, nn.Linear(size, classes))
+
+    @property
+    def matrix_layers(self) -> tuple[str, ...]:
+        """Names of the layers whose kind the config decides."""
+        return tuple(f"layers.{number}" for number in range(3, len(self.layers) - 1, 2))
 
     def forward(self, images: Tensor) -> Tensor:
         """Scores (N, classes) for images (N, ...) of floats."""

@@ -27,7 +27,7 @@ class LanguageModelConfig:
     cell: Literal["lstm", "qrnn"] = "lstm"
     """Recurrent layers."""
     matrices: str = "dense"
-    """Kind of the recurrent layers' matrices: dense or dynamic."""
+    """Kind of the recurrent layers' matrices: dense, dynamic or static."""
     embedding_size: int = 256
     """Features of a word."""
     hidden_size: int = 256
@@ -57,7 +57,7 @@ class LanguageModelConfig:
     locked: bool = True
     """Drop the same features at all steps of a segment."""
     gate: GateConfig = field(default_factory=GateConfig)
-    """Options of dynamic matrices."""
+    """Options of dynamic and static matrices."""
 
 
 class Losses(NamedTuple):
@@ -103,6 +103,11 @@ class LanguageModel(nn.Module):
             self.softmax: AdaptiveSoftmax | FullSoftmax = AdaptiveSoftmax(out, words, config.cutoffs, tied)
         else:
             self.softmax = FullSoftmax(out, words, tied)
+
+    @property
+    def matrix_layers(self) -> tuple[str, ...]:
+        """Names of the layers whose kind the config decides."""
+        return tuple(f"layers.{number}" for number in range(len(self.layers)))
 
     def forward(self, words: Tensor, carried: Carried | None = None) -> tuple[Tensor, Carried]:
         """Log-probabilities (T, N, vocabulary) of each next word for words (T, N), and the state to carry on."""

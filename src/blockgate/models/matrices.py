@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from blockgate.baselines import StaticBlockLinear, StaticBlockLSTM, StaticBlockQRNN
 from blockgate.errors import invalid
 from blockgate.layers import QRNN, DynamicSparseLinear, DynamicSparseLSTM, DynamicSparseQRNN
 
@@ -38,6 +39,10 @@ class GateConfig:
         key_size = options.pop("key_size")
         return options | (sizes[key_size] if isinstance(key_size, str) else {"key_size": key_size})
 
+    def static_options(self) -> dict[str, Any]:
+        """Keyword options of a layer with a fixed pattern of blocks."""
+        return {"block_size": self.block_size, "sparsity": self.sparsity}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Matrices:
@@ -54,7 +59,12 @@ class Matrices:
 
 MATRICES: dict[str, Matrices] = {
     "dense": Matrices(linear=nn.Linear, lstm=nn.LSTM, qrnn=QRNN, options=lambda _: {}),
-    "dynamic": Matrices(linear=DynamicSparseLinear, lstm=DynamicSparseLSTM, qrnn=DynamicSparseQRNN, options=GateConfig.options),
+    "dynamic": Matrices(
+        linear=DynamicSparseLinear, lstm=DynamicSparseLSTM, qrnn=DynamicSparseQRNN, options=GateConfig.options
+    ),
+    "static": Matrices(
+        linear=StaticBlockLinear, lstm=StaticBlockLSTM, qrnn=StaticBlockQRNN, options=GateConfig.static_options
+    ),
 }
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "ImageRun",
     "LanguageModelRun",
     "OptimizerConfig",
+    "PruningConfig",
     "RampConfig",
     "Run",
     "ScheduleConfig",
@@ -79,6 +80,24 @@ class RampConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PruningConfig:
+    """Gradual magnitude pruning of dense matrices (Zhu and Gupta, 2017); with sparsity 0 there is none."""
+
+    sparsity: float = 0.0
+    """Share of weights, or of blocks, that are gone in the end, in [0, 1)."""
+    initial: float = 0.05
+    """Share that the first pruning takes."""
+    begin: float = 1.0
+    """Epochs until the first pruning."""
+    end: float = 25.0
+    """Epochs until the last pruning."""
+    every: float = 3.0
+    """Epochs between prunings."""
+    block_size: int | None = None
+    """Prune whole blocks of this size; single weights if unset."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """What all runs have in common."""
 
@@ -104,6 +123,8 @@ class Run:
     """How learning rates change."""
     ramp: RampConfig = field(default_factory=RampConfig)
     """When sparsity rises; for models with gates."""
+    pruning: PruningConfig = field(default_factory=PruningConfig)
+    """When weights are pruned; for models without gates."""
     accelerator: str = "auto"
     """cpu, cuda, mps or auto, as in Lightning Fabric."""
     devices: int = 1

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from blockgate.baselines import MagnitudePruner, prunable_weights
 from blockgate.schedule import SparsityRamp
-from blockgate.training.config import RampConfig
+from blockgate.training.config import PruningConfig, RampConfig
 
-__all__ = ["Hook", "RampHook", "WeightAverage"]
+__all__ = ["Hook", "PruningHook", "RampHook", "WeightAverage"]
 
 
 class Hook:
@@ -90,6 +91,53 @@ class RampHook(Hook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The ramp's."""
         self.ramp.load_state_dict(state)
+
+
+class PruningHook(Hook):
+    """Prunes the matrices whose kind the model's config decides: recurrent ones, or hidden layers.
+
+    Args:
+        model: with `matrix_layers`, and dense matrices in them.
+        config: how much and when; in epochs.
+        updates_per_epoch: how many updates an epoch has.
+    """
+
+    def __init__(self, model: nn.Module, config: PruningConfig, updates_per_epoch: int) -> None:
+        layers = tuple(f"{name}." for name in model.matrix_layers)  # type: ignore[union-attr]
+        begin, end, every = (
+            max(1, round(epochs * updates_per_epoch)) for epochs in (config.begin, config.end, config.every)
+        )
+        self.pruner = MagnitudePruner(
+            prunable_weights(model, lambda name: name.startswith(layers)),
+            config.sparsity,
+            begin,
+            end,
+            every,
+            initial=config.initial,
+            block_size=config.block_size,
+        )
+
+    def after_update(self) -> None:
+        """Prunes when it is time, and keeps what is pruned at zero."""
+        self.pruner.step()
+
+    @property
+    def settled(self) -> bool:
+        """Whether the last pruning is done."""
+        return self.pruner.steps_done >= self.pruner.end
+
+    @property
+    def sparsity(self) -> float:
+        """What the last pruning was asked for."""
+        return self.pruner.sparsity
+
+    def state_dict(self) -> dict[str, Any]:
+        """The pruner's."""
+        return self.pruner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The pruner's."""
+        self.pruner.load_state_dict(state)
 
 
 class WeightAverage(Hook):

@@ -35,6 +35,13 @@ def check_run(run: Run) -> None:
             )
     if run.threads is not None and run.threads < 1:
         raise invalid("threads", expected="at least 1", got=run.threads, remedy="Leave it out for torch's.")
+    if run.pruning.sparsity and run.pruning.end > run.epochs:
+        raise invalid(
+            "pruning.end",
+            expected=f"at most {run.epochs} epochs, as the run has",
+            got=run.pruning.end,
+            remedy="The last pruning must be over before the end.",
+        )
     there = run.output / "run.json"
     if run.resume and not there.is_file():
         raise invalid("--resume", expected="a folder with a run", got=str(run.output), remedy="Check --output.")

@@ -16,7 +16,7 @@ from blockgate.gating import Gate
 from blockgate.training.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint
 from blockgate.training.config import Run, differences, run_to_plain
 from blockgate.training.gate_health import count_gates, gate_health, has_gates
-from blockgate.training.hooks import Hook, RampHook, WeightAverage
+from blockgate.training.hooks import Hook, PruningHook, RampHook, WeightAverage
 from blockgate.training.launch import check_run, deferred_interrupt, launch
 from blockgate.training.logs import RunLog
 from blockgate.training.optimizer import LearningRate, make_optimizer
@@ -88,6 +88,8 @@ class _Training:
         if self.run.ramp.end:
             sparsity = self.run.model.gate.sparsity  # type: ignore[attr-defined]
             hooks.append(RampHook(self.module, sparsity, self.run.ramp, updates))
+        if self.run.pruning.sparsity:
+            hooks.append(PruningHook(self.module, self.run.pruning, updates))
         if self.run.optimizer.kind == "asgd":
             hooks.append(WeightAverage(self.module, self.run.optimizer.average_after))
         return hooks

@@ -1,0 +1,47 @@
+"""Which blocks of a weight are open for good: even patterns, patterns found in a weight, and back to single entries."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from blockgate.grid import BlockGrid, open_blocks
+
+__all__ = ["block_mean_square", "even_pattern", "expand_blocks", "found_pattern"]
+
+
+def even_pattern(grid: BlockGrid, sparsity: float) -> Tensor:
+    """Open blocks (r, c), spread evenly along diagonals: rows differ by at most one block, and so do columns.
+
+    Blocks are dealt row by row, each row going on at the column where the last one stopped.
+    """
+    rows, columns = grid.out_blocks, grid.in_blocks
+    count = open_blocks(sparsity, grid.num_blocks)
+    cards = torch.arange(count)
+    pattern = torch.zeros(rows, columns, dtype=torch.bool)
+    # Row i gets the cards from ceil(i * count / rows) to the next row's first.
+    pattern[torch.div(cards * rows, count, rounding_mode="floor"), cards % columns] = True
+    return pattern
+
+
+def found_pattern(weight: Tensor, grid: BlockGrid) -> Tensor:
+    """The blocks (r, c) of a weight (m, n) that hold anything but zeros."""
+    return block_mean_square(weight != 0, grid) > 0
+
+
+def block_mean_square(weight: Tensor, grid: BlockGrid) -> Tensor:
+    """Mean of the squared entries of each block, (r, c); smaller blocks at the edges count what they have."""
+    return _block_sums(weight.double().square(), grid) / _block_sums(torch.ones_like(weight, dtype=torch.double), grid)
+
+
+def expand_blocks(blocks: Tensor, grid: BlockGrid) -> Tensor:
+    """One value per block (r, c) to one per entry (m, n)."""
+    tall = blocks.repeat_interleave(grid.block[0], dim=0)[: grid.out_features]
+    return tall.repeat_interleave(grid.block[1], dim=1)[:, : grid.in_features]
+
+
+def _block_sums(values: Tensor, grid: BlockGrid) -> Tensor:
+    rows, columns, (height, width) = grid.out_blocks, grid.in_blocks, grid.block
+    missing = (0, columns * width - grid.in_features, 0, rows * height - grid.out_features)
+    return F.pad(values, missing).view(rows, height, columns, width).sum(dim=(1, 3))
