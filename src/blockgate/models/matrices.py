@@ -54,7 +54,9 @@ class Matrices:
 
 MATRICES: dict[str, Matrices] = {
     "dense": Matrices(linear=nn.Linear, lstm=nn.LSTM, qrnn=QRNN, options=lambda _: {}),
-    "dynamic": Matrices(linear=DynamicSparseLinear, lstm=DynamicSparseLSTM, qrnn=DynamicSparseQRNN, options=GateConfig.options),
+    "dynamic": Matrices(
+        linear=DynamicSparseLinear, lstm=DynamicSparseLSTM, qrnn=DynamicSparseQRNN, options=GateConfig.options
+    ),
 }
 
 
