@@ -45,6 +45,7 @@ def test_a_language_model_learns_and_leaves_its_files(texts, tmp_path):
     stored = json.loads((run.output / "run.json").read_text())
     assert stored["notes"] == {"who": "test"}
     assert stored["run"] == run_to_plain(run)
+    assert len(stored["data_sha256"]) == 64
     assert list((run.output / "tensorboard").iterdir())
     assert evaluate(load_trained(run.output), "test")["loss"] == pytest.approx(results["test"]["loss"], rel=1e-6)
 
@@ -180,6 +181,23 @@ def test_a_finished_run_is_not_overwritten(texts, tmp_path):
     assert train(replace(run, resume=True), quiet=True) == results
     with raises_blockgate("epochs: 1 -> 2; optimizer.lr: 5.0 -> 3.0"):
         train(replace(run, resume=True, epochs=2, optimizer=replace(run.optimizer, lr=3.0)), quiet=True)
+    with raises_blockgate("the hooks are others"):
+        train(replace(run, resume=True), hooks=[lambda *_: Hook()], quiet=True)
+
+
+def test_a_run_is_not_resumed_with_other_data(tmp_path):
+    texts = write_texts(tmp_path / "texts", train=300, other=100)
+    run = tiny_text_run(texts, tmp_path / "run", epochs=1)
+    train(run, quiet=True)
+    (texts / "valid.txt").write_text("w1 w1 w1 w1 w1\n")
+    with raises_blockgate("the data are others"):
+        train(replace(run, resume=True), quiet=True)
+
+
+def test_a_ramp_is_for_gates_alone(texts, tmp_path):
+    run = tiny_text_run(texts, tmp_path / "run", epochs=1, ramp=RampConfig(end=5))
+    train(replace(run, model=replace(run.model, matrices="dense")), quiet=True)
+    assert "train_sparsity" not in rows_of(run)[0]
 
 
 def test_bad_checkpoints_are_refused(tmp_path):

@@ -39,9 +39,9 @@ class Train:
 
 
 def train_command(args: list[str]) -> type:
-    """`Train` with a subcommand for every config: those that are shipped, and a JSON file among `args`."""
-    files = [word for word in args if args[0] == "train" and word.endswith(".json")]
-    configs = shipped_configs() | {word: load_run(Path(word)) for word in files[:1]}
+    """`Train` with a subcommand for every config: those that are shipped, and the JSON file that `args` begins with."""
+    files = [word for word in args[1:2] if args[0] == "train" and word.endswith(".json")]
+    configs = shipped_configs() | {word: load_run(Path(word)) for word in files}
     described = {name: f"{type(run).__doc__} Data: {run.data}; {run.epochs} epochs." for name, run in configs.items()}
     choice: Any = tyro.extras.subcommand_type_from_defaults(configs, described, prefix_names=False)
     field = ("config", Annotated[choice, tyro.conf.arg(name="")])

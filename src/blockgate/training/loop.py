@@ -61,6 +61,7 @@ class _Training:
         first = self.fabric.is_global_zero
         torch.manual_seed(run.seed)
         self.task = make_task(run, Share(self.fabric.global_rank, self.fabric.world_size))
+        self.fingerprint = self.task.fingerprint()
         self.module = self.task.make_model()
         self.optimizer = make_optimizer(self.module, run.optimizer)
         self.model, self.stepper = self.fabric.setup(self.module, self.optimizer)
@@ -78,14 +79,14 @@ class _Training:
         if run.resume:
             self._resume()
         self.log = RunLog(run.output if first else None, first_update=self.updates, quiet=quiet)
-        self.log.write_json("run.json", {"run": run_to_plain(run), "notes": notes})
+        self.log.write_json("run.json", {"run": run_to_plain(run), "data_sha256": self.fingerprint, "notes": notes})
         self.interrupted = False
         self.saved_at = time.monotonic()
 
     def _make_hooks(self, makers: Sequence[MakeHook]) -> list[Hook]:
         updates = len(self.task.plan(0))
         hooks = [make(self.module, updates) for make in makers]
-        if self.run.ramp.end:
+        if self.run.ramp.end and has_gates(self.module):
             sparsity = self.run.model.gate.sparsity  # type: ignore[attr-defined]
             hooks.append(RampHook(self.module, sparsity, self.run.ramp, updates))
         if self.run.pruning.sparsity:
@@ -227,22 +228,23 @@ class _Training:
 
     def _agree(self, wish: bool) -> bool:
         """Whether any process has the wish: all must stop, or save, after the same update."""
+        if self.fabric.world_size == 1:
+            return wish
         return bool(self._total(torch.tensor(float(wish), device=self.fabric.device)) > 0)
 
     def _save_if_due(self) -> None:
         due = time.monotonic() - self.saved_at >= self.run.checkpoint_seconds
-        if self._agree(self.interrupted):
+        if self._agree(due or self.interrupted):
             self._save(LAST, {"training": self._state()})
-            raise KeyboardInterrupt
-        if self._agree(due):
-            self._save(LAST, {"training": self._state()})
+            if self._agree(self.interrupted):
+                raise KeyboardInterrupt
 
     def _save(self, name: str, more: dict[str, Any]) -> None:
         """Writes a checkpoint from the first process."""
         self._check_finite()
         if self.fabric.is_global_zero:
-            model = {"run": run_to_plain(self.run), "model": self.module.state_dict(), **self.task.model_facts()}
-            save_checkpoint(self.run.output / name, model | more)
+            model = {"run": run_to_plain(self.run), "fingerprint": self.fingerprint, **self.task.model_facts()}
+            save_checkpoint(self.run.output / name, model | {"model": self.module.state_dict()} | more)
         self.saved_at = time.monotonic()
 
     def _check_finite(self) -> None:
@@ -280,11 +282,15 @@ class _Training:
             return
         state = load_checkpoint(self.run.output / LAST)
         changed = differences(state["run"], run_to_plain(self.run))
-        if changed or "training" not in state:
+        if state.get("fingerprint") != self.fingerprint:
+            changed.append("the data are others")
+        if len(state.get("training", {}).get("hooks", ())) != len(self.hooks):
+            changed.append("the hooks are others")
+        if changed:
             raise invalid(
                 "--resume",
                 expected=f"the config of the run in {self.run.output}",
-                got="; ".join(changed) or "a checkpoint without a training state",
+                got="; ".join(changed),
                 remedy="Give the same options, or another --output.",
             )
         self.module.load_state_dict(state["model"])

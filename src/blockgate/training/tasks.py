@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
@@ -82,6 +83,10 @@ class Task(ABC):
         """Averages by name from sums; the last sum is the count of units."""
 
     @abstractmethod
+    def fingerprint(self) -> str:
+        """SHA-256 of the data as numbers: two runs with the same one have seen the same."""
+
+    @abstractmethod
     def model_facts(self) -> dict[str, Any]:
         """What a checkpoint needs, beside the config, to make the model again."""
 
@@ -154,6 +159,10 @@ class LanguageTask(Task):
         loss = float(sums[0] / sums[-1])
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
 
+    def fingerprint(self) -> str:
+        """Of the three parts."""
+        return _sha256(*self.corpus.parts.values())
+
     def model_facts(self) -> dict[str, Any]:
         """The words."""
         return {"vocabulary": list(self.corpus.vocabulary.words)}
@@ -187,6 +196,10 @@ class ImageTask(Task):
     def make_model(self) -> nn.Module:
         """A fresh network for images of this size."""
         return ImageNetwork(self.run.model, **self.model_facts())
+
+    def fingerprint(self) -> str:
+        """Of images and labels."""
+        return _sha256(*(tensor for pair in self.parts.values() for tensor in pair))
 
     def model_facts(self) -> dict[str, Any]:
         """The size of an image, and how many classes there are."""
@@ -238,6 +251,13 @@ def _sums(loss: Tensor, count: int) -> Tensor:
 def _image_sums(loss: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
     wrong = (scores.argmax(dim=-1) != labels).sum()
     return torch.stack([loss.detach().double(), wrong.double(), wrong.new_tensor(len(labels)).double()])
+
+
+def _sha256(*tensors: Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
