@@ -56,6 +56,7 @@ def _commands(args: list[str]) -> dict[str, Any]:
     from blockgate.cli.evaluate import Evaluate
     from blockgate.cli.generate import Generate
     from blockgate.cli.info import Info
+    from blockgate.cli.reproduce import Reproduce
     from blockgate.cli.train import train_command
 
     return {
@@ -64,5 +65,6 @@ def _commands(args: list[str]) -> dict[str, Any]:
         "evaluate": Evaluate,
         "generate": Generate,
         "info": Info,
+        "reproduce": Reproduce,
         "train": train_command(args),
     }

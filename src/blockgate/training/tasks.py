@@ -79,6 +79,10 @@ class Task(ABC):
         """Sums over this process's share of "valid" or "test", or of its first `most` batches."""
 
     @abstractmethod
+    def single_inputs(self, part: str, count: int) -> list[Tensor]:
+        """The first inputs of a part, one by one, as a model at work would meet them."""
+
+    @abstractmethod
     def metrics(self, sums: Tensor) -> dict[str, float]:
         """Averages by name from sums; the last sum is the count of units."""
 
@@ -154,6 +158,10 @@ class LanguageTask(Task):
             sums += _sums(losses.per_word.sum(), int((next_words >= 0).sum()))
         return sums
 
+    def single_inputs(self, part: str, count: int) -> list[Tensor]:
+        """Words (1, 1)."""
+        return list(self.corpus.parts[part][:count].view(-1, 1, 1))
+
     def metrics(self, sums: Tensor) -> dict[str, float]:
         """Loss in nats per word, and perplexity."""
         loss = float(sums[0] / sums[-1])
@@ -225,6 +233,10 @@ class ImageTask(Task):
             scores = at_least_float32(model(images))
             sums += _image_sums(F.cross_entropy(scores, labels, reduction="sum"), scores, labels)
         return sums
+
+    def single_inputs(self, part: str, count: int) -> list[Tensor]:
+        """Images (1, height, width)."""
+        return list(self._pick(part, torch.arange(count), torch.device("cpu"))[0].split(1))
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
         """Loss, and the share of wrong answers."""

@@ -1,0 +1,78 @@
+"""`blockgate reproduce`: the tables and figures of the paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+from rich.markdown import Markdown
+
+from blockgate.reproduce import Order, choose_arms, reproduce
+
+__all__ = ["Reproduce"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reproduce:
+    """Trains and measures the models of a table or figure of the paper, and writes it with the paper's numbers beside.
+
+    Every arm (a model of the table, with a seed) is a training run in a folder of its own. Arms that are done are not
+    run again; Ctrl-C stops with code 130, and the same command goes on where it stopped. `tiny` takes a minute on
+    made-up data, `laptop` about 20 minutes an arm on one core, `paper` follows the paper and wants a GPU for the
+    language models. Data sets come from `blockgate data fetch`.
+
+    For example:
+        blockgate reproduce table2 --scale tiny
+        blockgate reproduce table2 --arms 'ptb-lstm-*' --jobs 2 --time
+        blockgate reproduce mnist --scale paper --seeds 3
+        blockgate reproduce figure2 --arms 'ptb-qrnn-*-50' --output runs/reproduce
+    """
+
+    what: Annotated[Literal["mnist", "table1", "table2", "figure1", "figure2"], tyro.conf.Positional]
+    """mnist, table1 (Quasi-RNN), table2 (LSTM), figure1 (gates by class), figure2 (gates that depend on the input)."""
+    scale: Literal["tiny", "laptop", "paper"] = "laptop"
+    """Sizes of models and length of training."""
+    seeds: int = 1
+    """How many runs of each arm; their seeds are 1, 2, ..."""
+    arms: tuple[str, ...] = ()
+    """Names of arms, or patterns such as 'ptb-lstm-*'; all if unset. See --list."""
+    jobs: int = 2
+    """Arms at once, a process each."""
+    threads: int = 1
+    """CPU threads of each process, and of timing."""
+    time: bool = False
+    """When all arms are done, measure the time per token of the packed models. Let nothing else run meanwhile."""
+    output: Path = Path("runs/reproduce")
+    """Folder for runs, results and reports; what tables and figures share is trained once."""
+    data_dir: Path | None = None
+    """Where published data sets lie; BLOCKGATE_DATA, or a folder in your cache, if unset."""
+    list: bool = False
+    """Only list the arms."""
+
+    def run(self) -> None:
+        """Runs, with progress on stderr, and prints the report."""
+        if self.list:
+            for arm in choose_arms(self.what, self.scale, self.arms):
+                print(f"{arm.name:<36}{arm.label}")
+            return
+        order = Order(
+            experiment=self.what,
+            scale=self.scale,
+            seeds=self.seeds,
+            arms=self.arms,
+            jobs=self.jobs,
+            threads=self.threads,
+            time=self.time,
+            output=self.output,
+            data_dir=self.data_dir,
+        )
+        report = reproduce(order)
+        console = Console()
+        if console.is_terminal:
+            console.print(Markdown(report.read_text()))
+        else:
+            print(report.read_text())
+        Console(stderr=True).print(f"written to {report}", highlight=False)

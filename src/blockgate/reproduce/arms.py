@@ -1,0 +1,170 @@
+"""The arms of each experiment: which models are compared, and the run that trains each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from blockgate.errors import invalid
+from blockgate.models import LanguageModel, LanguageModelConfig, count_costs, small_dense
+from blockgate.training.config import LanguageModelRun, PruningConfig, RampConfig, Run
+
+__all__ = ["DYNAMIC", "EXPERIMENTS", "KINDS", "SCALES", "Arm", "arms_of", "choose_arms", "run_of"]
+
+SCALES = ("tiny", "laptop", "paper")
+
+# The kinds of arms, and what tables call them.
+KINDS = {
+    "dense": "dense",
+    "dynamic": "dynamic, Eq. 1",
+    "dynamic-best": "dynamic, rms + per row",
+    "agp": "magnitude pruning (AGP)",
+    "block-agp": "AGP of whole blocks",
+    "static": "static blocks",
+    "small": "small dense of equal MACs",
+}
+DYNAMIC = {
+    "dynamic": {"normalise": "mean", "select": "global"},
+    "dynamic-best": {"normalise": "rms", "select": "per_row"},
+}
+
+# The paper prunes every 3 epochs between 1 and 25 of 55; other runs at the same shares of their epochs.
+AGP_BEGIN, AGP_END, AGP_EVERY, AGP_EPOCHS = 1, 25, 3, 55
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One model of a comparison.
+
+    Args:
+        task: what it is trained on; configs are named `<task>-<scale>`.
+        kind: one of KINDS.
+        percent: its sparsity; None for the dense one.
+    """
+
+    task: str
+    kind: str
+    percent: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the arm and its folder, such as ptb-lstm-agp-90."""
+        return "-".join([self.task, self.kind, *([] if self.percent is None else [str(self.percent)])])
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        return KINDS[self.kind]
+
+    @property
+    def sparsity(self) -> float:
+        """The share that is asked for."""
+        return (self.percent or 0) / 100
+
+
+def _compared(task: str, percents: Sequence[int], *kinds: str) -> list[Arm]:
+    return [Arm(task, kind, percent) for kind in kinds for percent in percents]
+
+
+def _mnist(scale: str) -> list[Arm]:  # noqa: ARG001
+    return [Arm("mnist", "dense"), *_compared("mnist", [90], "dynamic", "dynamic-best")]
+
+
+def _table1(scale: str) -> list[Arm]:
+    percents = [50, 60, 80, 90] if scale == "paper" else [50, 80, 90]
+    return [Arm("ptb-qrnn", "dense"), *_compared("ptb-qrnn", percents, "dynamic", "dynamic-best", "small")]
+
+
+def _table2(scale: str) -> list[Arm]:  # noqa: ARG001
+    return [
+        arm
+        for task in ("ptb-lstm", "wikitext-2-lstm")
+        for arm in (
+            Arm(task, "dense"),
+            *_compared(task, [50, 75, 90], "dynamic", "dynamic-best", "agp"),
+            Arm(task, "block-agp", 90),
+            Arm(task, "static", 50),
+            *_compared(task, [50, 75, 90], "small"),
+        )
+    ]
+
+
+def _figure1(scale: str) -> list[Arm]:
+    return [arm for arm in _mnist(scale) if arm.kind in DYNAMIC]
+
+
+def _figure2(scale: str) -> list[Arm]:
+    return [arm for arm in _table1(scale) + _table2(scale) if arm.kind in DYNAMIC]
+
+
+EXPERIMENTS = {"mnist": _mnist, "table1": _table1, "table2": _table2, "figure1": _figure1, "figure2": _figure2}
+
+
+def arms_of(experiment: str, scale: str) -> list[Arm]:
+    """All arms of an experiment, in the order of its table."""
+    if experiment not in EXPERIMENTS or scale not in SCALES:
+        raise invalid(
+            "reproduce",
+            expected=f"one of {tuple(EXPERIMENTS)} at a scale of {SCALES}",
+            got=f"{experiment} at {scale}",
+            remedy="Check the spelling.",
+        )
+    return EXPERIMENTS[experiment](scale)
+
+
+def choose_arms(experiment: str, scale: str, patterns: Sequence[str] = ()) -> list[Arm]:
+    """The arms whose names fit one of the patterns, such as ptb-lstm-agp-90 or 'ptb-*'; all if there is none."""
+    arms = arms_of(experiment, scale)
+    for pattern in patterns:
+        if not any(fnmatchcase(arm.name, pattern) for arm in arms):
+            raise invalid(
+                "arms",
+                expected=f"names, or patterns of names, of {experiment}: {', '.join(arm.name for arm in arms)}",
+                got=pattern,
+                remedy="Check the spelling; a pattern needs quotes.",
+            )
+    return [arm for arm in arms if not patterns or any(fnmatchcase(arm.name, p) for p in patterns)]
+
+
+def run_of(arm: Arm, base: Any, words: int = 0) -> Run:
+    """The run that trains an arm: that of its task, with another kind of matrices and nothing else changed.
+
+    Args:
+        arm: which.
+        base: the run of its task and scale.
+        words: size of the vocabulary; for small dense models, whose width depends on what the head costs.
+    """
+    made: Run = replace(base, model=replace(base.model, matrices="dense"), ramp=RampConfig())
+    if arm.kind in DYNAMIC:
+        made = replace(base, model=_dynamic(arm, base.model, arm.kind))
+    elif arm.kind in {"agp", "block-agp"}:
+        share = base.epochs / AGP_EPOCHS
+        pruning = PruningConfig(
+            sparsity=arm.sparsity,
+            begin=AGP_BEGIN * share,
+            end=AGP_END * share,
+            every=AGP_EVERY * share,
+            block_size=base.model.gate.block_size if arm.kind == "block-agp" else None,
+        )
+        made = replace(made, pruning=pruning)
+    elif arm.kind == "static":
+        gate = replace(base.model.gate, sparsity=arm.sparsity)
+        made = replace(made, model=replace(base.model, matrices="static", gate=gate))  # type: ignore[call-arg]
+    elif arm.kind == "small":
+        assert isinstance(made, LanguageModelRun)
+        made = replace(made, model=small_dense(made.model, words, _macs_of_dynamic(arm, base.model, words)))
+    return made
+
+
+def _dynamic(arm: Arm, model: Any, kind: str) -> Any:
+    return replace(model, matrices="dynamic", gate=replace(model.gate, sparsity=arm.sparsity, **DYNAMIC[kind]))
+
+
+def _macs_of_dynamic(arm: Arm, model: LanguageModelConfig, words: int) -> float:
+    """What the dearer of the two dynamic models of this sparsity costs: rounding to whole blocks differs."""
+    with torch.device("meta"):
+        return max(count_costs(LanguageModel(_dynamic(arm, model, kind), words)).macs for kind in DYNAMIC)

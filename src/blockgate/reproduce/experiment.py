@@ -1,0 +1,134 @@
+"""One experiment from its name to its table: arms that are left are trained, then measured and written up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from blockgate.data import load_corpus, load_images
+from blockgate.errors import invalid
+from blockgate.grid import check_size
+from blockgate.reproduce.arms import Arm, arms_of, choose_arms, run_of
+from blockgate.reproduce.figures import draw_figure1, draw_figure2
+from blockgate.reproduce.report import table
+from blockgate.reproduce.results import load_result
+from blockgate.reproduce.supervisor import Job, run_jobs
+from blockgate.reproduce.timing import time_models
+from blockgate.reproduce.tiny import tiny_run
+from blockgate.training import Run, load_trained, shipped_configs
+from blockgate.training.checkpoint import write_whole
+from blockgate.training.config import LanguageModelRun
+
+__all__ = ["Order", "reproduce"]
+
+TITLES = {"mnist": "MNIST", "table1": "Table 1: Quasi-RNN", "table2": "Table 2: LSTM"}
+FIGURES = {"figure1": draw_figure1, "figure2": draw_figure2}
+
+# Timing spends this on each call.
+SECONDS = {"tiny": 0.01, "laptop": 0.5, "paper": 2.0}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """What is to be reproduced, and how.
+
+    Args:
+        experiment: one of EXPERIMENTS.
+        scale: one of SCALES.
+        seeds: how many; they count from 1.
+        arms: names or patterns; all if empty.
+        jobs: processes at once.
+        threads: of each process, and of timing.
+        time: measure times as well, once all arms are done.
+        output: folder for everything; results are shared by all experiments in it.
+        data_dir: where published data sets lie.
+    """
+
+    experiment: str
+    scale: str = "laptop"
+    seeds: int = 1
+    arms: Sequence[str] = ()
+    jobs: int = 2
+    threads: int = 1
+    time: bool = False
+    output: Path = Path("runs/reproduce")
+    data_dir: Path | None = None
+
+
+def reproduce(order: Order) -> Path:
+    """Trains what is left of an experiment, and returns the report that it has written.
+
+    Raises:
+        KeyboardInterrupt: after Ctrl-C, once checkpoints are written; the same call goes on from there.
+    """
+    for name in ("seeds", "jobs", "threads"):
+        check_size(name, getattr(order, name))
+    if order.time and order.experiment in FIGURES:
+        raise invalid("--time", expected="a table", got=order.experiment, remedy="Figures show no times.")
+    arms = choose_arms(order.experiment, order.scale, order.arms)
+    folder = order.output / order.scale
+    bases = {task: _base_run(task, order, folder) for task in dict.fromkeys(arm.task for arm in arms)}
+    words = {task: _check_data(base) for task, base in bases.items()}
+    jobs = [
+        Job(arm.name, _placed(run_of(arm, bases[arm.task], words[arm.task]), arm, seed, order, folder))
+        for seed in range(1, order.seeds + 1)
+        for arm in arms
+    ]
+    for job in jobs:
+        load_result(job.run.output, job.run)
+    folder.mkdir(parents=True, exist_ok=True)
+    run_jobs(jobs, order.jobs, folder)
+    if order.experiment in FIGURES:
+        text = FIGURES[order.experiment](_first_models(arms, jobs), folder)
+    else:
+        text = _written_up(order, arms, jobs, folder)
+    report = folder / f"{order.experiment}.md"
+    write_whole(report, lambda stream: stream.write(text.encode()))
+    return report
+
+
+def _base_run(task: str, order: Order, folder: Path) -> Run:
+    """The run that all arms of a task share."""
+    configs = shipped_configs()
+    if order.scale == "tiny":
+        base = tiny_run(configs[f"{task}-laptop"], folder / "data")
+    else:
+        base = configs[f"{task}-{order.scale}"]
+    return base if order.scale == "paper" else replace(base, accelerator="cpu")
+
+
+def _check_data(base: Run) -> int:
+    """Size of the vocabulary, 0 for images; says how to get the data where they aren't there."""
+    if isinstance(base, LanguageModelRun):
+        return len(load_corpus(base.data, base.data_dir).vocabulary)
+    load_images(base.data, base.data_dir)
+    return 0
+
+
+def _placed(run: Run, arm: Arm, seed: int, order: Order, folder: Path) -> Run:
+    output = folder / arm.name / f"seed-{seed}"
+    return replace(run, output=output, seed=seed, threads=order.threads, data_dir=order.data_dir)
+
+
+def _first_models(arms: Sequence[Arm], jobs: Sequence[Job]) -> dict[Arm, Any]:
+    """The trained models of the first seed."""
+    return {arm: load_trained(job.run.output) for arm, job in zip(arms, jobs, strict=False)}
+
+
+def _written_up(order: Order, arms: Sequence[Arm], jobs: Sequence[Job], folder: Path) -> str:
+    """The table, with the arms of this and of earlier calls."""
+    times_file = folder / f"times-{order.experiment}.json"
+    times: dict[str, Any] | None = json.loads(times_file.read_text()) if times_file.is_file() else None
+    if order.time:
+        times = time_models(_first_models(arms, jobs), threads=order.threads, seconds=SECONDS[order.scale])
+        text = json.dumps(times, indent=1) + "\n"
+        write_whole(times_file, lambda stream: stream.write(text.encode()))
+    every = arms_of(order.experiment, order.scale)
+    results: dict[str, list[dict[str, Any]]] = {}
+    for arm in every:
+        found = sorted((folder / arm.name).glob("seed-*/result.json"))
+        results[arm.name] = [json.loads(file.read_text()) for file in found]
+    return table(TITLES[order.experiment], every, results, order.scale, times)

@@ -1,0 +1,124 @@
+"""The table of an experiment in Markdown, with the paper's numbers beside ours."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from blockgate.analysis.table import markdown_table, short, to_percent
+from blockgate.reproduce.arms import Arm
+from blockgate.reproduce.paper import PAPER
+from blockgate.reproduce.timing import ENGINES
+
+__all__ = ["table"]
+
+# Results of an arm, one for each seed.
+Results = dict[str, list[dict[str, Any]]]
+
+METRICS = {"perplexity": ("perplexity", "{:.2f}"), "error": ("error", "{:.2%}")}
+
+NOTES = """\
+- Density: share of the layers' blocks (dynamic, static) or weights (pruned) that an input meets, as measured on the
+  test data; rounding to whole blocks makes it differ from 100% - sparsity.
+- MACs: multiply-adds for one token (image), gates and the whole output layer included; "layers": of the layers that are
+  gated or pruned alone, gates included, as a share of the dense ones.
+- Parameters: gates included; pruned ones and those in blocks that are closed for good not counted.
+- Small dense: the least width with at least the MACs of the dearer dynamic model at that sparsity.
+"""
+
+
+def table(title: str, arms: Sequence[Arm], results: Results, scale: str, times: dict[str, Any] | None = None) -> str:
+    """The whole report.
+
+    Args:
+        title: of the experiment.
+        arms: its rows.
+        results: by the name of the arm; arms without results get an empty row.
+        scale: of the runs.
+        times: what `time_models` gave.
+    """
+    done = [result for of_arm in results.values() for result in of_arm]
+    metric = next(iter(METRICS.keys() & done[0]["test"].keys())) if done else "perplexity"
+    name, form = METRICS[metric]
+    head = [
+        "task",
+        "model",
+        "sparsity",
+        "density",
+        "parameters",
+        "MACs",
+        "layers",
+        f"valid {name}",
+        f"test {name}",
+        "paper",
+    ]
+    rows = [_row(arm, results.get(arm.name, []), metric, form) for arm in arms]
+    parts = [f"# {title}, {scale} scale\n", markdown_table(head, rows), NOTES + _about(scale, done)]
+    if times is not None:
+        parts.append(_time_table(arms, times))
+    return "\n".join(parts)
+
+
+def _row(arm: Arm, results: list[dict[str, Any]], metric: str, form: str) -> list[str]:
+    start = [arm.task, arm.label, "-" if arm.percent is None else f"{arm.percent}%"]
+    paper = form.format(PAPER[arm.name]) if arm.name in PAPER else "-"
+    if not results:
+        return [*start, *["-"] * 6, paper]
+    costs = results[0]["costs"]
+    return [
+        *start,
+        to_percent(statistics.mean(_density(result) for result in results)),
+        short(costs["parameters"] - costs["zeros"]),
+        short(statistics.mean(result["costs"]["macs"] for result in results)),
+        to_percent(statistics.mean(r["costs"]["matrix_macs"] / r["costs"]["matrix_macs_dense"] for r in results)),
+        *(_spread([result[part][metric] for result in results], form) for part in ("valid", "test")),
+        paper,
+    ]
+
+
+def _density(result: dict[str, Any]) -> float:
+    """Of the layers, without their gates."""
+    costs = result["costs"]
+    return float((costs["matrix_macs"] - costs["gate_macs"]) / costs["matrix_macs_dense"])
+
+
+def _spread(values: list[float], form: str) -> str:
+    """The mean, and the standard deviation where there are several."""
+    mean = form.format(statistics.mean(values))
+    return mean if len(values) == 1 else f"{mean} ± {form.format(statistics.stdev(values))}"
+
+
+def _about(scale: str, done: list[dict[str, Any]]) -> str:
+    """Where the numbers come from."""
+    if not done:
+        return "- No arm is done yet.\n"
+    machines = {f"{r['machine']['cpu']}, torch {r['machine']['torch']}, commit {r['machine']['commit']}" for r in done}
+    seeds = sorted({result["seed"] for result in done})
+    text = f"- Seeds {', '.join(map(str, seeds))}; the best epoch by validation. {'; '.join(sorted(machines))}.\n"
+    if scale != "paper":
+        text += "- Smaller models and shorter training than the paper's: compare rows with each other alone.\n"
+    return text
+
+
+def _time_table(arms: Sequence[Arm], times: dict[str, Any]) -> str:
+    """Microseconds per token, whole model and layers alone."""
+    head = ["task", "model", "sparsity", *(f"{engine}" for engine in ENGINES), *(f"{e}, layers" for e in ENGINES)]
+    rows = []
+    for arm in arms:
+        of_arm = times["seconds"].get(arm.name, {})
+        cells = [_micro(of_arm.get(engine, {}).get(part)) for part in ("model", "layers") for engine in ENGINES]
+        if any(cell != "-" for cell in cells):
+            rows.append([arm.task, arm.label, "-" if arm.percent is None else f"{arm.percent}%", *cells])
+    about = times["machine"]
+    return (
+        "## Time per token in microseconds, batch 1\n\n"
+        + markdown_table(head, rows)
+        + f"\nMedians on {about['cpu']}, {about['threads']} thread(s), {about['instruction set']}, "
+        f"torch {about['torch']}, commit {about['commit']}. torch: as trained. float32, bfloat16, int8: packed. "
+        "CSR: torch's sparse format.\n"
+    )
+
+
+def _micro(facts: dict[str, float] | None) -> str:
+    return "-" if facts is None else f"{facts['median'] * 1e6:.1f}"

@@ -1,0 +1,124 @@
+"""Time per token of trained models, each by the fastest ways there are for it, side by side."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockgate.baselines import to_block_inference, to_sparse_inference
+from blockgate.bench import machine
+from blockgate.bench.timing import interleave
+from blockgate.errors import BlockgateError
+from blockgate.layers import pack
+from blockgate.models import ImageNetwork, LanguageModel
+from blockgate.reproduce.arms import Arm
+from blockgate.training import Trained
+from blockgate.training.tasks import make_task
+
+__all__ = ["ENGINES", "time_models"]
+
+# What tables call the ways to run a model. Packed: open blocks alone; pruned single weights count as dense ones there.
+ENGINES = ("torch", "float32", "bfloat16", "int8", "CSR")
+PACKED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+
+INPUTS = 64
+
+
+@torch.no_grad()
+def time_models(models: dict[Arm, Trained], *, threads: int, seconds: float) -> dict[str, Any]:
+    """Seconds per token (or image) at batch 1, by arm and engine, of the whole model and of its layers alone.
+
+    Args:
+        models: the trained models.
+        threads: CPU threads.
+        seconds: time to spend on each call.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        calls: dict[str, Callable[[], Any]] = {}
+        for arm, trained in models.items():
+            inputs = _inputs(trained)
+            for engine, model in _engines(arm, trained.model).items():
+                _require_same(
+                    f"{arm.name} by {engine}", model, trained.model, inputs, exact=engine in {"float32", "CSR"}
+                )
+                for part, step in _steps(model).items():
+                    calls[f"{arm.name}/{engine}/{part}"] = _over(inputs, step)
+        times = interleave(calls, seconds=seconds)
+        described = machine.describe()
+    finally:
+        torch.set_num_threads(before)
+    result: dict[str, Any] = {"machine": described, "seconds": {}}
+    for name, timing in times.items():
+        arm_name, engine, part = name.split("/")
+        facts = {"median": timing.median, "p90": timing.p90, "calls": timing.calls}
+        result["seconds"].setdefault(arm_name, {}).setdefault(engine, {})[part] = facts
+    return result
+
+
+def _engines(arm: Arm, model: nn.Module) -> dict[str, nn.Module]:
+    """The model as torch runs it, packed to each type, and as CSR where single weights are pruned."""
+    made: dict[str, nn.Module] = {"torch": model}
+    for name, dtype in PACKED.items():
+        if arm.kind in {"static", "block-agp"}:
+            block_size = model.config.gate.block_size  # type: ignore[union-attr]
+            made[name] = to_block_inference(model, dtype, block_size=block_size)  # type: ignore[arg-type]
+        else:
+            made[name] = pack(model, dtype)
+    if arm.kind == "agp":
+        made["CSR"] = to_sparse_inference(model)
+    return made
+
+
+def _inputs(trained: Trained) -> list[Tensor]:
+    """Words (1, 1) of the test data, one after the other, or images (1, ...)."""
+    task = make_task(trained.run, vocabulary=trained.vocabulary)
+    return task.single_inputs("test", INPUTS)
+
+
+def _steps(model: nn.Module) -> dict[str, Callable[[Tensor], Any]]:
+    """Calls that carry the state on from word to word."""
+    if isinstance(model, ImageNetwork):
+        return {"model": model}
+    assert isinstance(model, LanguageModel)
+    carried: dict[str, Any] = {"model": None, "layers": None}
+
+    def whole(words: Tensor) -> Tensor:
+        scores: Tensor
+        scores, carried["model"] = model(words, carried["model"])
+        return scores
+
+    def layers(words: Tensor) -> Tensor:
+        x, old, new = model.embedding(words), carried["layers"], []
+        for number, layer in enumerate(model.layers):
+            x, state = layer(x, None if old is None else old[number])
+            new.append(state)
+        carried["layers"] = new
+        return x  # type: ignore[no-any-return]
+
+    return {"model": whole, "layers": layers}
+
+
+def _over(inputs: list[Tensor], step: Callable[[Tensor], Any]) -> Callable[[], Any]:
+    turn = itertools.cycle(inputs)
+    return lambda: step(next(turn))
+
+
+def _require_same(name: str, model: nn.Module, original: nn.Module, inputs: list[Tensor], *, exact: bool) -> None:
+    """Refuses to time what computes something else."""
+    for part in _steps(original):
+        fast, slow = _steps(model)[part], _steps(original)[part]
+        for x in inputs[:8]:
+            found, expected = fast(x), slow(x)
+            difference = float((found - expected).norm() / expected.norm())
+            # Rounded weights may tip the scales between two blocks, so that far more than the rounding differs.
+            if not difference < (1e-2 if exact else 0.5):
+                raise BlockgateError(
+                    f"{name}: expected the outputs of the trained model, got others by {difference:.2g} of their norm. "
+                    "No speed is reported."
+                )
