@@ -14,8 +14,9 @@ from blockgate.training import Hook, LanguageModelRun, evaluate, load_trained, s
 from blockgate.training.checkpoint import load_checkpoint, save_checkpoint
 from blockgate.training.config import ImageRun, OptimizerConfig, RampConfig, ScheduleConfig, load_run, run_to_plain
 from blockgate.training.gate_health import count_gates, gate_health
+from blockgate.training.tasks import make_task
 from tests.corpora import tiny_image_run, tiny_text_run, write_images, write_texts
-from tests.helpers import raises_blockgate
+from tests.helpers import assert_close, raises_blockgate
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,18 @@ def test_a_language_model_learns_and_leaves_its_files(texts, tmp_path):
     assert len(stored["data_sha256"]) == 64
     assert list((run.output / "tensorboard").iterdir())
     assert evaluate(load_trained(run.output), "test")["loss"] == pytest.approx(results["test"]["loss"], rel=1e-6)
+
+
+def test_segments_in_a_row_lose_what_one_long_segment_would(texts, tmp_path):
+    device = torch.device("cpu")
+    short, long = (make_task(tiny_text_run(texts, tmp_path, bptt=bptt)) for bptt in (10, 20))
+    model = short.make_model().eval()
+    first = short.learn(model, short.plan(0)[0], None, device)
+    second = short.learn(model, short.plan(0)[1], first.carried, device)
+    whole = long.learn(model, long.plan(0)[0], None, device)
+    assert_close((first.sums + second.sums).float(), whole.sums.float())
+    # The next epoch begins at the beginning of the text, whatever the last one left.
+    assert_close(short.learn(model, short.plan(1)[0], second.carried, device).sums, first.sums)
 
 
 def test_an_image_network_learns(images, tmp_path):

@@ -53,9 +53,10 @@ def test_two_processes_learn_a_language_as_one(tmp_path):
 
 
 def test_two_processes_learn_images_as_one_with_uneven_batches(tmp_path):
-    # 160 images in batches of 14: the last has 6, and evaluation ends with batches of 4 and 2.
-    images = write_images(tmp_path / "images", train=200, test=62)
-    run = tiny_image_run(images, tmp_path / "one", batch_size=14, eval_batch_size=12, precision="64-true")
+    # 159 images in batches of 14: the last has 5, of which one process takes 3 and the other 2.
+    images = write_images(tmp_path / "images", train=200, test=61)
+    options = {"batch_size": 14, "eval_batch_size": 12, "valid_size": 41, "precision": "64-true"}
+    run = tiny_image_run(images, tmp_path / "one", **options)
     train(run, quiet=True)
     result = train_in_processes(replace(run, output=tmp_path / "two"), tmp_path, "--devices", "2")
     assert result.returncode == 0, result.stderr
