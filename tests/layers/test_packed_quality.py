@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from pydoc_data.topics import topics
 
 import pytest
 import torch
-from pydoc_data.topics import topics
 from torch import nn
 
 import blockgate as bg
