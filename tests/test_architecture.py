@@ -21,6 +21,7 @@ LEVELS: list[tuple[str, ...]] = [
     ("gating",),
     ("layers",),
     ("schedule",),
+    ("analysis",),
     ("bench",),
     ("cli",),
     ("__init__", "__main__"),

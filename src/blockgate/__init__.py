@@ -2,6 +2,7 @@
 
 from blockgate import errors
 from blockgate._version import __version__
+from blockgate.analysis import gate_losses, record_gates, summary
 from blockgate.grid import BlockGrid, open_blocks
 from blockgate.layers import (
     QRNN,
@@ -28,8 +29,11 @@ __all__ = [
     "SparsityRamp",
     "__version__",
     "errors",
+    "gate_losses",
     "open_blocks",
     "pack",
+    "record_gates",
     "set_sparsity",
+    "summary",
     "weight_drop_",
 ]
