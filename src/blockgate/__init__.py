@@ -3,7 +3,7 @@
 from blockgate import errors
 from blockgate._version import __version__
 from blockgate.grid import BlockGrid, open_blocks
-from blockgate.layers import QRNN, DynamicSparseLinear, DynamicSparseQRNN, pack
+from blockgate.layers import QRNN, DynamicSparseLinear, DynamicSparseQRNN, SparsifyReport, pack, sparsify_
 from blockgate.schedule import SparsityRamp, set_sparsity
 
 __all__ = [
@@ -11,10 +11,12 @@ __all__ = [
     "BlockGrid",
     "DynamicSparseLinear",
     "DynamicSparseQRNN",
+    "SparsifyReport",
     "SparsityRamp",
     "__version__",
     "errors",
     "open_blocks",
     "pack",
     "set_sparsity",
+    "sparsify_",
 ]

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from blockgate.errors import invalid
+from blockgate.layers.conv1d import DynamicSparseConv1D, huggingface_conv1d
 from blockgate.layers.linear import DynamicSparseLinear
 from blockgate.layers.packed import PackedDynamicSparseLinear, PackedLinear, check_packed_dtype
+from blockgate.layers.shortcuts import use_layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,32 +53,23 @@ def pack(
             "pack",
             expected="a model with linear layers to pack",
             got=type(model).__name__,
-            remedy="nn.Linear and the layers of blockgate can be packed.",
+            remedy="nn.Linear, Conv1D and the layers of blockgate can be packed.",
         )
     # deepcopy takes what its memo already knows, so the weights that were packed are never copied.
     memo = {id(layer): made for layer, made in packed.items()}
     made = copy.deepcopy(model, memo).eval().requires_grad_(False)
-    for module in made.modules():
-        _use_layers(module)
+    use_layers(made)
     return made
 
 
 def _is_packable(module: nn.Module) -> bool:
     # Exact types: a subclass may compute something else, and a parametrized layer is one.
     return (
-        type(module) in {nn.Linear, DynamicSparseLinear}
+        type(module) in {nn.Linear, huggingface_conv1d(), DynamicSparseLinear, DynamicSparseConv1D}
         and "weight" in module._parameters
         and not module._forward_hooks
         and not module._forward_pre_hooks
     )
-
-
-def _use_layers(module: nn.Module) -> None:
-    """Turns off the shortcuts of torch's transformers that read `linear.weight` and go around the layer."""
-    if isinstance(module, nn.TransformerEncoderLayer):
-        module.activation_relu_or_gelu = 0
-    if isinstance(module, nn.TransformerEncoder):
-        module.use_nested_tensor = False
 
 
 def _pack_layer(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
