@@ -122,7 +122,11 @@ class SparsityRamp:
 
     def step(self) -> float:
         """Moves one step on, sets the sparsity of the model, and returns it."""
-        self.steps_done += 1
+        return self.move_to(self.steps_done + 1)
+
+    def move_to(self, step: int) -> float:
+        """Sets the sparsity of the model to that after `step` steps, and returns it: for clocks that others keep."""
+        self.steps_done = step
         self._apply()
         return self.sparsity
 
@@ -137,8 +141,7 @@ class SparsityRamp:
             raise invalid(
                 "ramp state", expected="a dict with steps_done >= 0", got=state, remedy="Load what state_dict() gave."
             )
-        self.steps_done = steps
-        self._apply()
+        self.move_to(steps)
 
     def _apply(self) -> None:
         set_sparsity(self.model, {self.layers: self.sparsity})
