@@ -84,14 +84,13 @@ def test_the_ramp_runs_and_goes_on_after_a_break(every, span, expected, tmp_path
 
 
 def test_two_callbacks_for_two_groups_of_layers(tmp_path):
+    from lightning.pytorch import Trainer
+
     from blockgate.integrations.lightning import SparsityCallback
 
     net = module()
     first = SparsityCallback(0.5, 0, 1, layers="body.0", name="first")
     second = SparsityCallback(0.75, 0, 1, layers="body.1", name="second")
-    assert first.state_key != second.state_key
-    from lightning.pytorch import Trainer
-
     options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = Trainer(accelerator="cpu", max_steps=2, callbacks=[first, second], default_root_dir=tmp_path, **options)
     trainer.fit(net, torch.utils.data.DataLoader(torch.randn(8, 32), batch_size=4))

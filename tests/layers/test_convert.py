@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import blockgate as bg
+from blockgate.layers.candidates import HEAD_NAMES
 from tests.helpers import raises_blockgate
 
 
@@ -70,6 +73,12 @@ def test_weights_stay_the_same_objects():
 def test_heads_by_name(name):
     model = nn.ModuleDict({"body": nn.Linear(64, 64), name: nn.Linear(64, 64), "more": nn.Linear(64, 64)})
     assert reasons(convert(model)) == {name: f"output head, by its name {name!r}"}
+
+
+def test_the_documentation_lists_the_names_of_heads():
+    page = (Path(__file__).parents[2] / "docs" / "convert.md").read_text()
+    listed = page[page.index("- output heads") : page.index("or the last linear layer")]
+    assert set(re.findall(r"`(\w+)`", listed)) == HEAD_NAMES
 
 
 def test_layers_inside_a_module_with_the_name_of_a_head_are_none():

@@ -56,6 +56,22 @@ def test_a_layer_whose_weight_is_read_around_it_is_reported():
     assert "warning: the example input never ran read" in str(report)
 
 
+def test_examples_of_every_form():
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(32, 32)
+
+        def forward(self, x, scale=1.0, *, shift=0.0):
+            data = x.data if isinstance(x, nn.utils.rnn.PackedSequence) else x
+            return {"y": [self.body(data) * scale + shift], "steps": 3, "mask": torch.ones(2, dtype=torch.int64)}
+
+    x = torch.randn(2, 32)
+    packed = nn.utils.rnn.pack_sequence([x])
+    for example in (x, (x,), (x, 2.0), {"x": x, "shift": 1.0}, packed, (packed,)):
+        assert 0 < convert(Named(), example_input=example).relative_difference < 0.05
+
+
 class Silent(nn.Sequential):
     """Computes and returns nothing."""
 

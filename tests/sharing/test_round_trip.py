@@ -223,3 +223,13 @@ def test_tensors_that_overlap_are_saved_apart(tmp_path):
     loaded = bg.load_pretrained(tmp_path, lambda: nn.Sequential(nn.Linear(32, 48), nn.Linear(32, 48)))
     for ours, theirs in zip(loaded.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_a_single_layer(tmp_path):
+    layer = bg.DynamicSparseLinear(32, 48, block_size=16)
+    bg.save_pretrained(layer, tmp_path)
+    x = torch.randn(2, 32)
+    for target in (nn.Linear(32, 48), bg.DynamicSparseLinear(32, 48, block_size=16)):
+        loaded = bg.load_pretrained(tmp_path, target)
+        assert loaded.weight is target.weight
+        torch.testing.assert_close(loaded(x), layer(x), rtol=0, atol=0)

@@ -50,11 +50,6 @@ class SparsityCallback(Callback):
         self.name = name
         self._ramp = TrainerRamp(every, final=final, begin=begin, end=end, shape=shape, initial=initial, layers=layers)
 
-    @property
-    def state_key(self) -> str:
-        """Tells callbacks for different layers apart."""
-        return self._generate_state_key(name=self.name)
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the ramp where the trainer stands."""
         self._ramp.start(pl_module)

@@ -20,12 +20,12 @@ def run_example(model: nn.Module, example: Any) -> list[Tensor]:
 
     Args:
         model: any module; its training flags are left as they were.
-        example: one tensor, a tuple or list of arguments, or a mapping of keyword arguments.
+        example: a tuple of arguments, a mapping of keyword arguments, or anything else as the one argument.
     """
     with _evaluating(model), torch.no_grad():
         if isinstance(example, Mapping):
             outputs = model(**example)
-        elif isinstance(example, (tuple, list)):
+        elif type(example) is tuple:  # a PackedSequence is a tuple too, but one argument
             outputs = model(*example)
         else:
             outputs = model(example)

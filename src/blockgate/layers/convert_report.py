@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 __all__ = ["LayerReport", "SparsifyReport"]
@@ -33,7 +33,7 @@ class SparsifyReport:
     layers: tuple[LayerReport, ...]
     relative_difference: float | None = None
     """How far the output for example_input moved at sparsity 0, in eval mode: |after - before| / |before|."""
-    not_run: tuple[str, ...] = field(default=())
+    not_run: tuple[str, ...] = ()
     """Gated layers that example_input never ran; the model may use their weights without calling them."""
 
     @property

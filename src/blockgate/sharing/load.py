@@ -39,7 +39,7 @@ def load_pretrained(
         strict: whether gates alone may only be put on the very weights they were saved beside.
 
     Returns:
-        The model.
+        The model; for a checkpoint of a single gated layer and a dense one as `model`, a new layer with its parameters.
     """
     config, tensors = read_checkpoint(directory)
     saved = _untied(tensors, config["ties"])
@@ -48,7 +48,9 @@ def load_pretrained(
     if config["gates_only"]:
         _check_dense(dense, config, strict)
     _check_shapes(dense, saved)
-    undo = replace_layers(built, rebuild_layers(built, config["layers"]))
+    made = rebuild_layers(built, config["layers"])
+    built = made.get(built, built)
+    undo = replace_layers(built, made)
     try:
         state = _expected(built, gates_only=config["gates_only"])
         _check_keys(state, saved)
