@@ -60,13 +60,13 @@ def fit(net, folder, callback, epochs, resume=None):
 
 
 @pytest.mark.parametrize(
-    ("every", "span", "expected"),
+    ("every", "span", "expected", "after"),
     [
-        ("step", (2, 10), [0, 0, 0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.8]),
-        ("epoch", (0, 2), [0] * 4 + [0.4] * 4 + [0.8] * 4),
+        ("step", (2, 12), [0, 0, 0, 0.08, 0.16, 0.24, 0.32, 0.4, 0.48, 0.56, 0.64, 0.72], 0.8),
+        ("epoch", (0, 4), [0] * 4 + [0.2] * 4 + [0.4] * 4, 0.6),
     ],
 )
-def test_the_ramp_runs_and_goes_on_after_a_break(every, span, expected, tmp_path):
+def test_the_ramp_runs_and_goes_on_after_a_break(every, span, expected, after, tmp_path):
     from blockgate.integrations.lightning import SparsityCallback
 
     def callback() -> SparsityCallback:
@@ -75,8 +75,8 @@ def test_the_ramp_runs_and_goes_on_after_a_break(every, span, expected, tmp_path
     whole = module()
     trainer = fit(whole, tmp_path, callback(), 3)
     assert whole.seen == expected
-    assert whole.body[1].sparsity == 0.8
-    assert trainer.logged_metrics["sparsity"].item() == pytest.approx(0.8)
+    assert whole.body[1].sparsity == pytest.approx(after)
+    assert trainer.logged_metrics["sparsity"].item() == pytest.approx(expected[-1])
     for steps in (2, 4, 6, 8):  # in the middle and at the end of an epoch
         resumed = module()
         fit(resumed, tmp_path, callback(), 3, resume=tmp_path / f"step={steps}.ckpt")

@@ -72,6 +72,12 @@ def test_examples_of_every_form():
         assert 0 < convert(Named(), example_input=example).relative_difference < 0.05
 
 
+def test_a_model_in_training_keeps_no_packed_copies():
+    model = encoder(batch_first=True).train()
+    convert(model, example_input=sequence())
+    assert model.layers[0].linear1._packed._state is None
+
+
 class Silent(nn.Sequential):
     """Computes and returns nothing."""
 

@@ -57,11 +57,7 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
         self._follow(state)
 
     def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Sets the sparsity of the next step."""
-        self._follow(state)
-
-    def on_epoch_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Sets the sparsity of the next epoch."""
+        """Sets the sparsity of the next step; the last one of an epoch has counted it."""
         self._follow(state)
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:

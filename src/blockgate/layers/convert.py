@@ -201,8 +201,6 @@ def _replace_and_compare(
     """Replaces the layers; how far the output moves with all blocks open, and the layers whose gated form ran."""
     gates = [module for layer in made.values() for module in layer.modules() if isinstance(module, Gate)]
     targets = [gate.target_sparsity for gate in gates]
-    for gate in gates:
-        gate.count_open(0.0)
     before = run_example(model, example)
     undo = replace_layers(model, made)
     ran: set[nn.Module] = set()
