@@ -31,13 +31,13 @@ def set_sparsity(model: nn.Module, sparsity: float | Mapping[str, float]) -> Non
         model: any module with gated layers.
         sparsity: in [0, 1), for every gate; or a mapping from name patterns to sparsities, such as
             {"encoder.*": 0.75, "*.linear2": 0.5}. The first pattern that matches the name of a layer, or of a module
-            that contains it, counts; other layers stay as they are. A pattern that matches nothing is an error.
+            that contains it, counts; other layers stay as they are. A pattern that counts for no layer is an error.
     """
     patterns = sparsity if isinstance(sparsity, Mapping) else {"*": sparsity}
     for value in patterns.values():
         check_sparsity(value)
     gates = _gates_by_name(model)
-    check_patterns(patterns, [name for names in gates.values() for name in names])
+    check_patterns(patterns, list(gates.values()))
     wanted = {gate: match[1] for gate, names in gates.items() if (match := first_match(patterns, names))}
     for gate, value in wanted.items():
         gate.count_open(value)

@@ -280,6 +280,10 @@ def test_a_mistake_changes_nothing(arguments, message):
     assert list(model.modules()) == before
 
 
+class FullyShardedDataParallel(nn.Sequential):
+    """Stands in for torch's, which needs a process group."""
+
+
 def test_what_is_no_model_of_layers_is_refused():
     with raises_blockgate("use DynamicSparseLinear.from_dense(layer)"):
         convert(nn.Linear(32, 32))
@@ -289,5 +293,7 @@ def test_what_is_no_model_of_layers_is_refused():
         convert(torch.compile(nn.Linear(32, 32)))
     with raises_blockgate("sparsify_: expected an nn.Module, got 'NoneType'"):
         convert(None)
+    with raises_blockgate("sparsify_: expected a model that is not yet wrapped, got 'FullyShardedDataParallel'"):
+        convert(nn.Sequential(FullyShardedDataParallel(nn.Linear(32, 32))))
     with raises_blockgate("sparsify_: expected a model with layers to gate, got 'ReLU'"):
         convert(nn.ReLU())

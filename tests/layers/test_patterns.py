@@ -46,9 +46,14 @@ def test_the_first_pattern_that_matches_counts():
     assert first_match(patterns, ["head"]) is None
 
 
-def test_a_pattern_that_matches_nothing_is_an_error():
-    check_patterns({"head": 1}, NAMES)
+def test_a_pattern_that_does_nothing_is_an_error():
+    layers = [[name] for name in NAMES]
+    check_patterns({"head": 1, "*": 2}, layers)
     with raises_blockgate("name pattern: expected one that matches a layer: 'encoder.layers.0.linear1', "):
-        check_patterns({"head": 1, "haed": 2}, NAMES)
-    with raises_blockgate("got 3"):
-        check_patterns({3: 1}, NAMES)
+        check_patterns({"head": 1, "haed": 2}, layers)
+    with raises_blockgate("name pattern: expected one that matches before another does, got 'head'. Put it before the"):
+        check_patterns({"*": 1, "head": 2}, layers)
+    with raises_blockgate("name pattern: expected a string, got 3"):
+        check_patterns({3: 1}, layers)
+    with raises_blockgate("'0', '1', '10', '11', "):
+        check_patterns({"z": 1}, [[name] for name in sorted(map(str, range(20)))])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -62,10 +62,10 @@ class Candidate:
     """
 
     module: nn.Module
-    names: list[str] = field(default_factory=list)
-    shared_with: str = ""
-    is_last_linear: bool = False
-    is_read: bool = True
+    names: list[str]
+    shared_with: str
+    is_last_linear: bool
+    is_read: bool
 
     @property
     def name(self) -> str:

@@ -31,6 +31,9 @@ OPTIONS = tuple(
     if parameter.kind is parameter.KEYWORD_ONLY and name not in {"device", "dtype"}
 )
 
+# By name, since a build of torch may lack them.
+PARALLEL_WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}
+
 
 def sparsify_(
     model: nn.Module,
@@ -53,14 +56,16 @@ def sparsify_(
 
     Args:
         model: any module that contains such layers. Convert before you make the optimizer, since gates are new
-            parameters, and before DistributedDataParallel.
+            parameters, and before you wrap the model for parallel training.
         sparsity: share of blocks that stay closed, in [0, 1).
         block_size: one int for square blocks, or (out, in).
         key_size: how many input features the gates read. Unset: min(128, what there is); None: all.
-        filter_fn: called with every layer that can be gated and its name; True gates it.
+        filter_fn: called with every layer that can be gated and that `options` doesn't leave out, and its name; it
+            alone decides then.
         options: from name patterns to the options of the layers they match, such as {"encoder.*": {"sparsity": 0.9}},
             or to None, to leave them dense. The first pattern that matches the name of a layer, or of a module that
-            contains it, counts. A layer named in full is gated whatever the three rules say.
+            contains it, counts; one that counts for no layer is an error. A layer named in full is gated whatever
+            the three rules say.
         example_input: a tensor, a tuple of arguments or a dict of keyword arguments for `model`. If given, the model
             runs before and after, and the report says how far its output moved at sparsity 0.
         gate_options: further options of `DynamicSparseLinear`: key_offset, gate_hidden, gate, normalise, select,
@@ -98,9 +103,7 @@ def sparsify_(
         replace_layers(model, made)
         return SparsifyReport(layers=tuple(entries))
     difference, ran = _replace_and_compare(model, made, example_input)
-    not_run = tuple(
-        e.name for e, c in zip(entries, candidates, strict=True) if c.module in made and c.module not in ran
-    )
+    not_run = tuple(c.name for c in candidates if c.module in made and c.module not in ran)
     return SparsifyReport(layers=tuple(entries), relative_difference=difference, not_run=not_run)
 
 
@@ -114,14 +117,18 @@ def _candidates_of(model: nn.Module) -> list[Candidate]:
             got=type(model).__name__,
             remedy=f"A single layer can't replace itself: use {form.__name__}.from_dense(layer).",
         )
-    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+    if wrapper := next((name for name in map(_type_name, model.modules()) if name in PARALLEL_WRAPPERS), None):
         raise invalid(
             "sparsify_",
             expected="a model that is not yet wrapped",
-            got="DistributedDataParallel",
+            got=wrapper,
             remedy="It would not know the new gates: convert the model first, then wrap it.",
         )
     return find_candidates(model)
+
+
+def _type_name(module: nn.Module) -> str:
+    return type(module).__name__
 
 
 def _checked_patterns(
@@ -141,7 +148,7 @@ def _checked_patterns(
                 f"options[{pattern!r}]", expected="a dict of options, or None", got=own, remedy="None skips layers."
             )
         _check_option_names(own or {})
-    check_patterns(patterns, [name for candidate in candidates for name in candidate.names])
+    check_patterns(patterns, [candidate.names for candidate in candidates])
     return patterns
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from blockgate.errors import invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["check_patterns", "first_match", "matches"]
 
@@ -25,18 +25,25 @@ def matches(pattern: str, name: str) -> bool:
     return any(fnmatchcase(".".join(parts[:length]), pattern) for length in range(1, len(parts) + 1))
 
 
-def first_match(patterns: Mapping[str, Value], names: Iterable[str]) -> tuple[str, Value] | None:
+def first_match(patterns: Mapping[str, Value], names: Sequence[str]) -> tuple[str, Value] | None:
     """The first pattern that matches one of a module's names, and what it maps to."""
-    names = list(names)
     return next(((p, value) for p, value in patterns.items() if any(matches(p, name) for name in names)), None)
 
 
-def check_patterns(patterns: Mapping[str, object], names: Iterable[str]) -> None:
-    """Raises a clear error if a pattern matches none of the names: it is a slip of the pen."""
-    names = list(names)
+def check_patterns(patterns: Mapping[str, object], layers: Sequence[Sequence[str]]) -> None:
+    """Raises a clear error if a pattern comes first for no layer (each given by its names): it would do nothing."""
     for pattern in patterns:
-        if not isinstance(pattern, str) or not any(matches(pattern, name) for name in names):
-            shown = ", ".join(map(repr, names[:12])) + (", ..." if len(names) > 12 else "")
-            raise invalid(
-                "name pattern", expected=f"one that matches a layer: {shown}", got=pattern, remedy="'*' matches all."
-            )
+        if not isinstance(pattern, str):
+            raise invalid("name pattern", expected="a string", got=pattern, remedy="'*' matches all.")
+    used = {match[0] for names in layers if (match := first_match(patterns, names))}
+    for pattern in patterns:
+        if pattern in used:
+            continue
+        shown = ", ".join(repr(names[0]) for names in layers[:12]) + (", ..." if len(layers) > 12 else "")
+        hidden = any(matches(pattern, name) for names in layers for name in names)
+        raise invalid(
+            "name pattern",
+            expected="one that matches before another does" if hidden else f"one that matches a layer: {shown}",
+            got=pattern,
+            remedy="Put it before the wider patterns." if hidden else "'*' matches all.",
+        )

@@ -99,9 +99,10 @@ def _untied(tensors: Mapping[str, Tensor], ties: Mapping[str, str]) -> dict[str,
     return {**tensors, **{key: tensors[kept] for key, kept in ties.items()}}
 
 
-def _without_gates(model: nn.Module) -> dict[str, Any]:
+def _without_gates(model: nn.Module) -> dict[str, Tensor]:
     prefixes = gate_prefixes(model)
-    return {key: value for key, value in model.state_dict().items() if not key.startswith(prefixes)}
+    state = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
+    return {key: value for key, value in state.items() if not key.startswith(prefixes)}
 
 
 def _check_dense(dense: Mapping[str, Tensor], config: Mapping[str, Any], strict: bool) -> None:
