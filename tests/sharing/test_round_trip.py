@@ -151,8 +151,9 @@ def test_a_registered_model_needs_no_hand(tmp_path):
     torch.testing.assert_close(bg.load_pretrained(tmp_path)(x), model(x), rtol=0, atol=0)
     with raises_blockgate("constructor: expected a registered model: ["):
         bg.save_pretrained(model, tmp_path, constructor="unknown")
-    with raises_blockgate("constructor_options: expected keyword arguments that JSON can hold"):
-        bg.save_pretrained(model, tmp_path, constructor="test-mlp", constructor_options={"width": (3, 2)})
+    for width in ((3, 2), torch.float32):
+        with raises_blockgate("constructor_options: expected keyword arguments that JSON can hold"):
+            bg.save_pretrained(model, tmp_path, constructor="test-mlp", constructor_options={"width": width})
 
 
 @given(
@@ -179,6 +180,18 @@ def test_the_description_makes_the_same_layer_again(sizes, block, sparsity, late
     for name, layer in made.items():
         layer.load_state_dict(model[name].state_dict())
         assert [p.shape for p in layer.parameters()] == [p.shape for p in model[name].parameters()]
+
+
+@pytest.mark.parametrize("key_size", [..., None, 32])
+def test_keys_of_several_sizes_in_one_layer(key_size, tmp_path):
+    def make() -> nn.Module:
+        return nn.Sequential(bg.QRNN(64, 160, 2, window=1))
+
+    model = make()
+    bg.sparsify_(model, block_size=64, key_size=key_size)
+    bg.save_pretrained(model, tmp_path)
+    sizes = [f.gate.key_size for f in bg.load_pretrained(tmp_path, make)[0].filters]
+    assert sizes == {...: [64, 128], None: [64, 160], 32: [32, 32]}[key_size]
 
 
 def test_gates_with_options_of_their_own_are_refused(tmp_path):
