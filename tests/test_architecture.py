@@ -20,8 +20,8 @@ LEVELS: list[tuple[str, ...]] = [
     ("ops",),
     ("gating",),
     ("layers",),
-    ("schedule",),
-    ("analysis",),
+    ("schedule", "sharing"),
+    ("analysis", "integrations"),
     ("bench",),
     ("cli",),
     ("__init__", "__main__"),
@@ -80,6 +80,7 @@ before = set(sys.modules)
 import blockgate
 new = {name.split(".")[0] for name in set(sys.modules) - before}
 extras = {"tyro", "rich", "safetensors", "triton", "lightning", "lightning_fabric", "matplotlib", "pooch", "hypothesis"}
+extras |= {"transformers"}
 assert not new & extras, new & extras
 """
     result = run_python(code)

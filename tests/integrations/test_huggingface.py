@@ -1,0 +1,95 @@
+"""The callback under the hooks of transformers' Trainer: as a Trainer calls them, broken off and resumed.
+
+The Trainer itself needs a further package (accelerate); its callback handler, state and control are the real ones.
+"""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+import blockgate as bg
+from tests.helpers import raises_blockgate
+
+pytest.importorskip("transformers")
+
+STEPS_PER_EPOCH = 4
+
+
+def model() -> nn.Module:
+    net = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    bg.sparsify_(net, block_size=16, sparsity=0.0)
+    return net
+
+
+class Run:
+    """The loop of a Trainer, with its own handler of callbacks."""
+
+    def __init__(self, net, callback, state=None) -> None:
+        from transformers import TrainerControl, TrainerState
+        from transformers.trainer_callback import CallbackHandler
+
+        self.net, self.state, self.control = net, state or TrainerState(epoch=0.0), TrainerControl()
+        self.handler = CallbackHandler([callback], net, None, None, None)
+        self.seen: list[float] = []
+
+    def fire(self, event, **others) -> None:
+        self.control = getattr(self.handler, event)(None, self.state, self.control, **others)
+
+    def log(self) -> dict[str, float]:
+        logs = {"loss": 1.0}
+        self.state.log_history.append(dict(logs))
+        self.fire("on_log", logs=logs)
+        return logs
+
+    def train(self, steps) -> None:
+        self.fire("on_train_begin")
+        for _ in range(steps):
+            self.seen.append(round(self.net[0].sparsity, 6))
+            self.state.global_step += 1
+            self.state.epoch = self.state.global_step / STEPS_PER_EPOCH
+            self.fire("on_step_end")
+            if self.state.global_step % STEPS_PER_EPOCH == 0:
+                self.fire("on_epoch_end")
+
+
+@pytest.mark.parametrize(
+    ("every", "span", "expected"),
+    [
+        ("step", (2, 10), [0, 0, 0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.8]),
+        ("epoch", (0, 2), [0] * 4 + [0.4] * 4 + [0.8] * 4),
+    ],
+)
+def test_the_ramp_runs_and_goes_on_after_a_break(every, span, expected, tmp_path):
+    from transformers import TrainerState
+
+    from blockgate.integrations.huggingface import SparsityCallback
+
+    whole = Run(model(), SparsityCallback(0.8, *span, every=every))
+    whole.train(12)
+    assert whole.seen == expected
+    for steps in (3, 4, 7):
+        first = Run(model(), SparsityCallback(0.8, *span, every=every))
+        first.train(steps)
+        first.state.save_to_json(str(tmp_path / "trainer_state.json"))
+        state = TrainerState.load_from_json(str(tmp_path / "trainer_state.json"))
+        resumed = Run(model(), SparsityCallback(0.8, *span, every=every), state)
+        resumed.train(12 - steps)
+        assert first.seen + resumed.seen == expected
+
+
+def test_the_sparsity_is_logged_once_training_runs():
+    from blockgate.integrations.huggingface import SparsityCallback
+
+    run = Run(model(), SparsityCallback(0.5, 0, 2, name="share closed"))
+    assert run.log() == {"loss": 1.0}  # an evaluation without training
+    run.train(1)
+    assert run.log() == {"loss": 1.0, "share closed": 0.25}
+    assert run.state.log_history == [{"loss": 1.0}, {"loss": 1.0, "share closed": 0.25}]
+
+
+def test_a_wrong_unit_is_refused():
+    from blockgate.integrations.huggingface import SparsityCallback
+
+    with raises_blockgate("every: expected one of ('step', 'epoch'), got 'batch'"):
+        SparsityCallback(0.5, 0, 1, every="batch")
