@@ -51,8 +51,9 @@ def sparsify_(
     nn.Linear, nn.LSTM, nn.LSTMCell, `QRNN` and Hugging Face's Conv1D have a gated form. Left as they are by default:
     output heads (a linear layer whose own name is in `HEAD_NAMES`, or the last one if no layer has as many inputs as it
     has outputs), weights shared with another module, and layers with fewer than two rows or columns of blocks.
-    `filter_fn` replaces these three rules. Layers that can't be gated (subclasses, parametrized or pruned layers, layers with hooks, torch's
-    MultiheadAttention) are left in any case. The report gives every reason. If anything is wrong, nothing is changed.
+    `filter_fn` replaces these three rules. Layers that can't be gated (subclasses, parametrized or pruned layers,
+    layers with hooks, bidirectional LSTMs, torch's MultiheadAttention) are left in any case. The report gives every
+    reason. If anything is wrong, nothing is changed.
 
     Args:
         model: any module that contains such layers. Convert before you make the optimizer, since gates are new
