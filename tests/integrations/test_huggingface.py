@@ -1,11 +1,9 @@
-"""The callback under the hooks of transformers' Trainer: as a Trainer calls them, broken off and resumed.
-
-The Trainer itself needs a further package (accelerate); its callback handler, state and control are the real ones.
-"""
+"""The callback in a real run of transformers' Trainer, and under its hooks: broken off and resumed at any step."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 import blockgate as bg
@@ -86,6 +84,44 @@ def test_the_sparsity_is_logged_once_training_runs():
     run.train(1)
     assert run.log() == {"loss": 1.0, "share closed": 0.25}
     assert run.state.log_history == [{"loss": 1.0}, {"loss": 1.0, "share closed": 0.25}]
+
+
+class Regression(nn.Module):
+    """What a Trainer trains: takes inputs and labels by name, and returns a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = model()
+
+    def forward(self, x, labels):
+        y = self.net(x)
+        return {"loss": nn.functional.mse_loss(y, labels), "logits": y}
+
+
+@pytest.mark.filterwarnings("ignore")  # of the Trainer and accelerate, about pinned memory and the like
+def test_a_real_trainer_drives_the_ramp_and_resumes(tmp_path):
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    from blockgate.integrations.huggingface import SparsityCallback
+
+    data = [{"x": torch.randn(32), "labels": torch.randn(32)} for _ in range(16)]
+    options = {"per_device_train_batch_size": 4, "logging_steps": 1, "report_to": [], "use_cpu": True, "save_steps": 3}
+
+    def trainer(epochs):
+        arguments = TrainingArguments(str(tmp_path), num_train_epochs=epochs, disable_tqdm=True, **options)
+        return Trainer(model=Regression(), args=arguments, train_dataset=data, callbacks=[SparsityCallback(0.8, 0, 8)])
+
+    first = trainer(2)
+    first.train()
+    logged = [round(entry["sparsity"], 6) for entry in first.state.log_history if "loss" in entry]
+    assert logged == pytest.approx([0.1 * step for step in range(1, 9)])
+    assert first.model.net[0].sparsity == 0.8
+
+    resumed = trainer(2)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    logged = [round(entry["sparsity"], 6) for entry in resumed.state.log_history if "loss" in entry]
+    assert logged == pytest.approx([0.1 * step for step in range(1, 9)])
 
 
 def test_a_wrong_unit_is_refused():
