@@ -20,8 +20,8 @@ LEVELS: list[tuple[str, ...]] = [
     ("ops",),
     ("gating",),
     ("layers",),
-    ("schedule",),
-    ("analysis", "baselines"),
+    ("schedule", "sharing"),
+    ("analysis", "baselines", "integrations"),
     ("data",),
     ("models",),
     ("training", "bench"),
@@ -83,6 +83,7 @@ before = set(sys.modules)
 import blockgate
 new = {name.split(".")[0] for name in set(sys.modules) - before}
 extras = {"tyro", "rich", "safetensors", "triton", "lightning", "lightning_fabric", "matplotlib", "pooch", "hypothesis"}
+extras |= {"transformers"}
 assert not new & extras, new & extras
 """
     result = run_python(code)
