@@ -42,9 +42,11 @@ class Reproduce:
     jobs: int = 2
     """Arms at once, a process each."""
     threads: int = 1
-    """CPU threads of each process, and of timing."""
+    """CPU threads of each process."""
     time: bool = False
     """When all arms are done, measure the time per token of the packed models. Let nothing else run meanwhile."""
+    time_threads: int = 1
+    """CPU threads of timing."""
     output: Path = Path("runs/reproduce")
     """Folder for runs, results and reports; what tables and figures share is trained once."""
     data_dir: Path | None = None
@@ -66,6 +68,7 @@ class Reproduce:
             jobs=self.jobs,
             threads=self.threads,
             time=self.time,
+            time_threads=self.time_threads,
             output=self.output,
             data_dir=self.data_dir,
         )

@@ -41,8 +41,9 @@ class Order:
         seeds: how many; they count from 1.
         arms: names or patterns; all if empty.
         jobs: processes at once.
-        threads: of each process, and of timing.
+        threads: of each process.
         time: measure times as well, once all arms are done.
+        time_threads: of timing.
         output: folder for everything; results are shared by all experiments in it.
         data_dir: where published data sets lie.
     """
@@ -54,6 +55,7 @@ class Order:
     jobs: int = 2
     threads: int = 1
     time: bool = False
+    time_threads: int = 1
     output: Path = Path("runs/reproduce")
     data_dir: Path | None = None
 
@@ -64,7 +66,7 @@ def reproduce(order: Order) -> Path:
     Raises:
         KeyboardInterrupt: after Ctrl-C, once checkpoints are written; the same call goes on from there.
     """
-    for name in ("seeds", "jobs", "threads"):
+    for name in ("seeds", "jobs", "threads", "time_threads"):
         check_size(name, getattr(order, name))
     if order.time and order.experiment in FIGURES:
         raise invalid("--time", expected="a table", got=order.experiment, remedy="Figures show no times.")
@@ -123,7 +125,7 @@ def _written_up(order: Order, arms: Sequence[Arm], jobs: Sequence[Job], folder: 
     times_file = folder / f"times-{order.experiment}.json"
     times: dict[str, Any] | None = json.loads(times_file.read_text()) if times_file.is_file() else None
     if order.time:
-        times = time_models(_first_models(arms, jobs), threads=order.threads, seconds=SECONDS[order.scale])
+        times = _measured_times(order, _first_models(arms, jobs), times)
         text = json.dumps(times, indent=1) + "\n"
         write_whole(times_file, lambda stream: stream.write(text.encode()))
     every = arms_of(order.experiment, order.scale)
@@ -132,3 +134,15 @@ def _written_up(order: Order, arms: Sequence[Arm], jobs: Sequence[Job], folder: 
         found = sorted((folder / arm.name).glob("seed-*/result.json"))
         results[arm.name] = [json.loads(file.read_text()) for file in found]
     return table(TITLES[order.experiment], every, results, order.scale, times)
+
+
+def _measured_times(order: Order, models: dict[Arm, Any], before: dict[str, Any] | None) -> dict[str, Any]:
+    """Times of these models, one task after the other, and those of others that were measured on the same machine."""
+    made: dict[str, Any] = {}
+    for task in dict.fromkeys(arm.task for arm in models):
+        of_task = {arm: trained for arm, trained in models.items() if arm.task == task}
+        new = time_models(of_task, threads=order.time_threads, seconds=SECONDS[order.scale])
+        made = new | {"seconds": made.get("seconds", {}) | new["seconds"]}
+    if before is not None and before["machine"] == made["machine"]:
+        made["seconds"] = before["seconds"] | made["seconds"]
+    return made

@@ -53,25 +53,29 @@ def table(title: str, arms: Sequence[Arm], results: Results, scale: str, times: 
         f"test {name}",
         "paper",
     ]
-    rows = [_row(arm, results.get(arm.name, []), metric, form) for arm in arms]
+    dense = {arm.task: results[arm.name][0] for arm in arms if arm.kind == "dense" and results.get(arm.name)}
+    rows = [_row(arm, results.get(arm.name, []), dense.get(arm.task), metric, form) for arm in arms]
     parts = [f"# {title}, {scale} scale\n", markdown_table(head, rows), NOTES + _about(scale, done)]
     if times is not None:
         parts.append(_time_table(arms, times))
     return "\n".join(parts)
 
 
-def _row(arm: Arm, results: list[dict[str, Any]], metric: str, form: str) -> list[str]:
+def _row(arm: Arm, results: list[dict[str, Any]], dense: dict[str, Any] | None, metric: str, form: str) -> list[str]:
     start = [arm.task, arm.label, "-" if arm.percent is None else f"{arm.percent}%"]
     paper = form.format(PAPER[arm.name]) if arm.name in PAPER else "-"
     if not results:
         return [*start, *["-"] * 6, paper]
     costs = results[0]["costs"]
+    # The dense layers of all arms are alike, but for those of small dense models.
+    whole = dense["costs"]["matrix_macs_dense"] if dense else None
+    whole = costs["matrix_macs_dense"] if whole is None and arm.kind != "small" else whole
     return [
         *start,
         to_percent(statistics.mean(_density(result) for result in results)),
         short(costs["parameters"] - costs["zeros"]),
         short(statistics.mean(result["costs"]["macs"] for result in results)),
-        to_percent(statistics.mean(r["costs"]["matrix_macs"] / r["costs"]["matrix_macs_dense"] for r in results)),
+        to_percent(None if whole is None else statistics.mean(r["costs"]["matrix_macs"] for r in results) / whole),
         *(_spread([result[part][metric] for result in results], form) for part in ("valid", "test")),
         paper,
     ]

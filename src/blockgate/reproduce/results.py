@@ -26,6 +26,8 @@ RESULT = "result.json"
 
 def run_arm(name: str, run: Run) -> dict[str, Any]:
     """Trains an arm, or goes on with it, and writes its result into the folder of the run."""
+    if run.threads is not None:
+        torch.set_num_threads(run.threads)
     described = machine.describe()
     results = train(run, notes=described)
     result = {

@@ -24,10 +24,10 @@ from blockgate.training.config import run_to_plain
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Job", "run_jobs"]
+__all__ = ["Job", "check_done", "run_jobs"]
 
 # Seconds between looks at the folders.
-GLANCE = 0.2
+GLANCE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def run_jobs(jobs: list[Job], processes: int, folder: Path) -> None:
             _watch(left, workers)
     finally:
         plan.unlink(missing_ok=True)
-    _check(left, folder)
+    check_done(left, folder)
 
 
 @contextlib.contextmanager
@@ -95,10 +95,7 @@ def _workers(plan: Path, count: int, folder: Path) -> Iterator[list[subprocess.P
                 log = stack.enter_context((folder / f"worker-{number}.log").open("wb"))
                 command = [sys.executable, "-m", "blockgate.reproduce.worker", str(plan)]
                 # A session of their own: Ctrl-C reaches this process alone, which passes it on once.
-                environment = os.environ | {"OMP_NUM_THREADS": "1"}
-                workers.append(
-                    subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-                )
+                workers.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
             yield workers
         except BaseException:
             _stop(workers)
@@ -171,7 +168,7 @@ def _tell(console: Console, job: Job, count: int, total: int) -> None:
     console.print(f"[{count}/{total}] {job.title}: {text}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _check(jobs: list[Job], folder: Path) -> None:
+def check_done(jobs: list[Job], folder: Path) -> None:
     """Raises if one of the jobs has no result."""
     for job in jobs:
         if job.has_failed:

@@ -10,7 +10,7 @@ import torch
 
 from blockgate.models import GateConfig
 from blockgate.training.checkpoint import write_whole
-from blockgate.training.config import ImageRun, LanguageModelRun, Run
+from blockgate.training.config import ImageRun, LanguageModelRun, OptimizerConfig, Run
 
 __all__ = ["tiny_run"]
 
@@ -22,10 +22,16 @@ def tiny_run(run: Run, folder: Path) -> Run:
     """A run of seconds on made-up data, which are put into `folder`."""
     if isinstance(run, ImageRun):
         net = replace(run.model, hidden_size=64, hidden_layers=2, gate=_small(run.model.gate))
-        return replace(run, data=str(_images(folder / "images")), epochs=2, batch_size=16, valid_size=100, model=net)
+        sgd = OptimizerConfig(lr=0.01, momentum=0.9)
+        return replace(
+            run, data=str(_images(folder / "images")), epochs=3, batch_size=16, valid_size=100, model=net, optimizer=sgd
+        )
     assert isinstance(run, LanguageModelRun)
     model = replace(run.model, embedding_size=16, hidden_size=32, cutoffs=(10,), gate=_small(run.model.gate))
-    return replace(run, data=str(_texts(folder / "texts")), epochs=2, batch_size=10, bptt=20, model=model)
+    adam = OptimizerConfig(kind="adam", lr=0.03)
+    return replace(
+        run, data=str(_texts(folder / "texts")), epochs=3, batch_size=10, bptt=10, model=model, optimizer=adam
+    )
 
 
 def _small(gate: GateConfig) -> GateConfig:

@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from blockgate.errors import BlockgateError
 from blockgate.reproduce.results import RESULT, run_arm
 from blockgate.training.config import run_from_plain
@@ -28,7 +26,6 @@ INTERRUPTED = 130
 
 def main(plan: Path) -> int:
     """Runs the arms of a plan, a JSON file with a list of names and runs; returns the exit code."""
-    torch.set_num_threads(1)
     parent = os.getppid()
     try:
         for entry in json.loads(plan.read_text()):

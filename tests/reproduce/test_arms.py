@@ -1,0 +1,134 @@
+"""The arms are those of the paper's tables, and differ from each other in nothing but what they are named for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from blockgate.models import LanguageModel, count_costs
+from blockgate.reproduce import choose_arms
+from blockgate.reproduce.arms import EXPERIMENTS, SCALES, Arm, arms_of, run_of
+from blockgate.reproduce.paper import PAPER
+from blockgate.training import shipped_configs
+from blockgate.training.config import RampConfig, run_to_plain
+from tests.helpers import raises_blockgate
+
+LSTM_ARMS = [
+    "dense",
+    *(f"{kind}-{percent}" for kind in ("dynamic", "dynamic-best", "agp") for percent in (50, 75, 90)),
+    "block-agp-90",
+    "static-50",
+    *(f"small-{percent}" for percent in (50, 75, 90)),
+]
+
+
+def names(experiment, scale="laptop"):
+    return [arm.name for arm in arms_of(experiment, scale)]
+
+
+def test_table2_is_complete():
+    assert names("table2") == [f"{task}-{arm}" for task in ("ptb-lstm", "wikitext-2-lstm") for arm in LSTM_ARMS]
+
+
+def test_table1_is_complete():
+    kinds = ("dynamic", "dynamic-best", "small")
+    assert names("table1") == ["ptb-qrnn-dense", *(f"ptb-qrnn-{k}-{p}" for k in kinds for p in (50, 80, 90))]
+    assert names("table1", "paper") == [
+        "ptb-qrnn-dense",
+        *(f"ptb-qrnn-{k}-{p}" for k in kinds for p in (50, 60, 80, 90)),
+    ]
+
+
+def test_mnist_and_the_figures():
+    assert names("mnist") == ["mnist-dense", "mnist-dynamic-90", "mnist-dynamic-best-90"]
+    assert names("figure1") == names("mnist")[1:]
+    dynamic = [name for name in names("table1") + names("table2") if "-dynamic-" in name]
+    assert names("figure2") == dynamic
+
+
+def test_every_number_of_the_paper_has_its_arm():
+    every = {name for experiment in EXPERIMENTS for name in names(experiment, "paper")}
+    assert set(PAPER) <= every
+    assert len(PAPER) == 2 + 9 + 2 * 7
+
+
+def test_patterns_choose_and_unknown_names_are_refused():
+    assert [arm.name for arm in choose_arms("table2", "laptop", ["ptb-lstm-agp-*", "ptb-lstm-dense"])] == [
+        "ptb-lstm-dense",
+        "ptb-lstm-agp-50",
+        "ptb-lstm-agp-75",
+        "ptb-lstm-agp-90",
+    ]
+    with raises_blockgate("arms: expected names, or patterns of names, of table2: ptb-lstm-dense, "):
+        choose_arms("table2", "laptop", ["ptb-lstm-agp-50", "ptb-lstm-agp-51"])
+    with raises_blockgate("reproduce: expected one of"):
+        choose_arms("table3", "laptop")
+
+
+def changes(run, base):
+    """Names of what differs, nested ones with dots."""
+
+    def flat(data, at=""):
+        for name, value in data.items():
+            yield from flat(value, f"{at}{name}.") if isinstance(value, dict) else [(at + name, value)]
+
+    old, new = dict(flat(run_to_plain(base))), dict(flat(run_to_plain(run)))
+    return {name for name in old if old[name] != new[name]}
+
+
+@pytest.mark.parametrize("scale", ["laptop", "paper"])
+def test_arms_share_recipe_head_and_number_of_updates(scale):
+    base = shipped_configs()[f"ptb-lstm-{scale}"]
+    dense = run_of(Arm("ptb-lstm", "dense"), base, 10000)
+    allowed = {
+        "dynamic": {"model.matrices", "model.gate.sparsity", "model.gate.normalise", "model.gate.select"},
+        "dynamic-best": {"model.matrices", "model.gate.sparsity", "model.gate.normalise", "model.gate.select"},
+        "agp": {"pruning.sparsity", "pruning.begin", "pruning.end", "pruning.every"},
+        "block-agp": {f"pruning.{name}" for name in ("sparsity", "begin", "end", "every", "block_size")},
+        "static": {"model.matrices", "model.gate.sparsity"},
+        "small": {"model.hidden_size"} | ({"model.embedding_size"} if scale == "paper" else set()),
+    }
+    ramp = {"ramp.begin", "ramp.end"} if base.ramp.end else set()
+    for arm in arms_of("table2", scale):
+        if arm.kind != "dense" and arm.task == "ptb-lstm":
+            changed = changes(run_of(arm, base, 10000), dense)
+            assert changed <= allowed[arm.kind] | (ramp if arm.kind.startswith("dynamic") else set()), arm.name
+            assert changed
+
+
+def test_options_of_the_arms():
+    base = shipped_configs()["ptb-lstm-paper"]
+    eq1 = run_of(Arm("ptb-lstm", "dynamic", 90), base)
+    assert (eq1.model.matrices, eq1.model.gate.sparsity) == ("dynamic", 0.9)
+    assert (eq1.model.gate.normalise, eq1.model.gate.select) == ("mean", "global")
+    assert eq1.ramp == RampConfig(begin=25, end=40)
+    best = run_of(Arm("ptb-lstm", "dynamic-best", 75), base)
+    assert (best.model.gate.normalise, best.model.gate.select) == ("rms", "per_row")
+    agp = run_of(Arm("ptb-lstm", "agp", 90), base)
+    assert (agp.pruning.begin, agp.pruning.end, agp.pruning.every) == pytest.approx((1, 25, 3))
+    assert (agp.pruning.sparsity, agp.pruning.initial, agp.pruning.block_size) == (0.9, 0.05, None)
+    assert agp.model.matrices == "dense"
+    assert agp.ramp == RampConfig()
+    assert run_of(Arm("ptb-lstm", "block-agp", 90), base).pruning.block_size == 128
+    assert run_of(Arm("ptb-lstm", "static", 50), base).model.matrices == "static"
+
+
+@pytest.mark.parametrize("percent", [50, 75, 90])
+def test_small_dense_models_cost_no_less_than_either_dynamic_one(percent):
+    base = shipped_configs()["ptb-lstm-laptop"]
+
+    def macs(kind, **changes):
+        run = run_of(Arm("ptb-lstm", kind, percent), base, 10000)
+        return count_costs(LanguageModel(replace(run.model, **changes), 10000)).macs
+
+    dearer = max(macs("dynamic"), macs("dynamic-best"))
+    width = run_of(Arm("ptb-lstm", "small", percent), base, 10000).model.hidden_size
+    assert macs("small", hidden_size=width - 1) < dearer <= macs("small")
+
+
+@pytest.mark.parametrize("scale", SCALES[1:])
+def test_there_is_a_config_for_every_task(scale):
+    for experiment in EXPERIMENTS:
+        for arm in arms_of(experiment, scale):
+            assert f"{arm.task}-{scale}" in shipped_configs()

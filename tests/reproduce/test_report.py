@@ -1,0 +1,95 @@
+"""The table: means and deviations, the paper's numbers beside, and empty rows for what is not done."""
+
+from __future__ import annotations
+
+from blockgate.reproduce.arms import Arm
+from blockgate.reproduce.report import table
+
+DENSE, GATED, SMALL = Arm("ptb-lstm", "dense"), Arm("ptb-lstm", "dynamic", 90), Arm("ptb-lstm", "small", 90)
+MACHINE = {"cpu": "Test CPU", "torch": "2.99", "commit": "abc", "threads": 1, "instruction set": "avx2"}
+
+
+def result(seed, valid, test, *, macs, layers, dense_layers, gates=0, parameters=5000, zeros=0):
+    costs = {"macs": macs, "matrix_macs": layers, "matrix_macs_dense": dense_layers, "gate_macs": gates}
+    return {
+        "seed": seed,
+        "valid": {"loss": 1.0, "perplexity": valid},
+        "test": {"loss": 1.0, "perplexity": test},
+        "costs": costs | {"parameters": parameters, "zeros": zeros},
+        "machine": MACHINE,
+    }
+
+
+RESULTS = {
+    DENSE.name: [result(1, 100.0, 90.0, macs=3000, layers=2000, dense_layers=2000)],
+    GATED.name: [
+        result(1, 110.0, 99.0, macs=1450, layers=450, dense_layers=2000, gates=250),
+        result(2, 112.0, 101.0, macs=1450, layers=450, dense_layers=2000, gates=250, zeros=0),
+    ],
+}
+
+
+def rows_of(text, first="| ptb-lstm"):
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith(first)
+    ]
+
+
+def test_rows():
+    text = table("Table 2", [DENSE, GATED, SMALL], RESULTS, "laptop")
+    assert rows_of(text) == [
+        ["ptb-lstm", "dense", "-", "100.0%", "5000", "3000", "100.0%", "100.00", "90.00", "78.57"],
+        [
+            "ptb-lstm",
+            "dynamic, Eq. 1",
+            "90%",
+            "10.0%",
+            "5000",
+            "1450",
+            "22.5%",
+            "111.00 ± 1.41",
+            "100.00 ± 1.41",
+            "80.34",
+        ],
+        ["ptb-lstm", "small dense of equal MACs", "90%", "-", "-", "-", "-", "-", "-", "-"],
+    ]
+    assert text.startswith("# Table 2, laptop scale\n")
+    assert "Seeds 1, 2; the best epoch by validation. Test CPU, torch 2.99, commit abc." in text
+    assert "compare rows with each other alone" in text
+    assert "compare rows" not in table("Table 2", [DENSE], RESULTS, "paper")
+
+
+def test_small_dense_layers_are_compared_with_the_dense_ones():
+    small = {SMALL.name: [result(1, 120.0, 110.0, macs=1500, layers=500, dense_layers=500)]}
+    assert rows_of(table("", [DENSE, SMALL], RESULTS | small, "laptop"))[1][6] == "25.0%"
+    assert rows_of(table("", [DENSE, SMALL], small, "laptop"))[1][6] == "-"
+
+
+def test_pruned_parameters_are_not_counted():
+    agp = Arm("ptb-lstm", "agp", 90)
+    pruned = [result(1, 1.0, 1.0, macs=1200, layers=200, dense_layers=2000, zeros=1800)]
+    row = rows_of(table("", [agp], {agp.name: pruned}, "laptop"))[0]
+    assert row[3:7] == ["10.0%", "3200", "1200", "10.0%"]
+
+
+def test_errors_of_image_networks_are_percentages():
+    arm = Arm("mnist", "dynamic", 90)
+    images = result(1, 0.0, 0.0, macs=10, layers=5, dense_layers=10) | {"valid": {"error": 0.0213}}
+    images["test"] = {"error": 0.0199}
+    row = rows_of(table("MNIST", [arm], {arm.name: [images]}, "paper"), "| mnist")[0]
+    assert row[-3:] == ["2.13%", "1.99%", "2.00%"]
+
+
+def test_nothing_done_yet():
+    text = table("Table 2", [DENSE], {}, "laptop")
+    assert "No arm is done yet" in text
+    assert rows_of(text) == [["ptb-lstm", "dense", "-", "-", "-", "-", "-", "-", "-", "78.57"]]
+
+
+def test_times():
+    seconds = {"float32": {"model": {"median": 1.23e-4}, "layers": {"median": 2.5e-5}}}
+    times = {"machine": MACHINE, "seconds": {GATED.name: seconds}}
+    text = table("Table 2", [DENSE, GATED], RESULTS, "laptop", times)
+    row = rows_of(text)[-1]
+    assert row == ["ptb-lstm", "dynamic, Eq. 1", "90%", "-", "123.0", "-", "-", "-", "-", "25.0", "-", "-", "-"]
+    assert "Medians on Test CPU, 1 thread(s), avx2" in text
