@@ -206,6 +206,9 @@ struct TypedKernels {
                        std::byte* scratch);
   int64_t (*step_product_scratch)(const Grid&, int64_t tokens);  // bytes
   void (*step_input_grad)(const StepInputGrad<T>&, int64_t col);
+  // to (tokens, stride)[.., begin:end] = from + bias; from null: 0, and it may be `to`.
+  void (*add_bias)(const T* from, const T* bias, int64_t tokens, int64_t stride, int64_t begin,
+                   int64_t end, T* to);
   void (*cell_forward)(const CellForward<T>&, int64_t token, int64_t unit_begin, int64_t unit_end);
   void (*cell_backward)(const CellBackward<T>&, int64_t token);
   // y (width) += sum of values[indices[i]] * weight[indices[i]]; indices null: 0, 1, 2 ...

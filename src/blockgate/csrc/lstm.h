@@ -22,34 +22,31 @@ struct CellStep {
   CellForward<T> cell;
 };
 
+// The sums of one token before any block: a row at a time, since memory likes long runs.
 template <class T>
-void start_sums(const CellStep<T>& step, int64_t begin, int64_t end) {
+void start_task(const CellStep<T>& step, int64_t token) {
   const int64_t out = 4 * step.cell.size;
-  for (int64_t t = 0; t < step.tokens; ++t) {
-    T* sums = step.cell.activations + t * out;
-    for (int64_t o = begin; o < end; ++o) sums[o] = step.start ? step.start[t * out + o] : T(0);
-  }
+  typed_kernels<T>().add_bias(step.start ? step.start + token * out : nullptr,
+                              step.inputs[0].bias, 1, out, 0, out,
+                              step.cell.activations + token * out);
 }
 
+// Adds the bias of input i to some outputs; that of the first was there from the start.
 template <class T>
-void add_bias(const CellStep<T>& step, const T* bias, int64_t begin, int64_t end) {
-  if (!bias) return;
-  const int64_t out = 4 * step.cell.size;
-  for (int64_t t = 0; t < step.tokens; ++t) {
-    T* sums = step.cell.activations + t * out;
-    for (int64_t o = begin; o < end; ++o) sums[o] += bias[o];
-  }
+void add_bias(const CellStep<T>& step, int64_t i, int64_t begin, int64_t end) {
+  T* sums = step.cell.activations;
+  if (i) typed_kernels<T>().add_bias(sums, step.inputs[i].bias, step.tokens, 4 * step.cell.size,
+                                     begin, end, sums);
 }
 
 // All sums of some outputs that lie in one row of blocks of every input.
 template <class T>
 void sum_task(const CellStep<T>& step, int64_t begin, int64_t end, std::byte* scratch) {
-  start_sums(step, begin, end);
   for (int64_t i = 0; i < step.count; ++i) {
     const CellInput<T>& input = step.inputs[i];
     const int64_t row = begin / input.step.product.grid.block_out;
     const int64_t first = row * input.step.product.grid.block_out;
-    add_bias(step, input.bias, begin, end);
+    add_bias(step, i, begin, end);
     product_task(input.step, row, (begin - first) / PANEL, ceil_div(end - first, PANEL), scratch);
   }
 }
@@ -65,7 +62,15 @@ bool rows_are_units(const CellStep<T>& step) {
          });
 }
 
-// The products and the cell. `reversed` walks through the weights from their end: what the last
+// The gates of some steps (those of `step` or more), and the start of its sums.
+template <class T>
+void run_gates(TeamMember& member, const StepCut& cut, const GatedStep<T>* gates, int64_t count,
+               const CellStep<T>& step, T* scratch) {
+  run_gates(member, cut, gates, count, scratch, step.tokens,
+            [&](int64_t token) { start_task(step, token); });
+}
+
+// After run_gates, the products and the cell. `reversed` walks through the weights from their end: what the last
 // step read last is then still in the cache.
 template <class T>
 void run_cell(TeamMember& member, const StepCut& cut, const CellStep<T>& step, bool reversed,
@@ -88,13 +93,12 @@ void run_cell(TeamMember& member, const StepCut& cut, const CellStep<T>& step, b
     return;
   }
   // Grids that differ, or rows of blocks across two gates of the cell: one input after the other.
-  member.phase(1, [&](int64_t) { start_sums(step, 0, 4 * size); });
   for (int64_t i = 0; i < step.count; ++i) {
     const CellInput<T>& input = step.inputs[i];
     const Grid& grid = input.step.product.grid;
     member.phase(grid.rows, [&](int64_t row) {
       const int64_t begin = row * grid.block_out;
-      add_bias(step, input.bias, begin, begin + outputs_of_row(grid, row));
+      add_bias(step, i, begin, begin + outputs_of_row(grid, row));
       product_task(input.step, row, 0, packed_panels(grid), scratch);
     });
   }

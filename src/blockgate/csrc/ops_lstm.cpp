@@ -94,7 +94,7 @@ Results lstm_forward(const Tensor& projected, const Tensor& h0, const Tensor& c0
       const CellStep<T> step{start.data + t * rows * shape.grid.out, &input, 1, rows,
                              {shape.size, input.step.product.y, t ? cell - rows * shape.size : c.data,
                               cell, data_of<T>(output) + at}};
-      run_gates(member, cut, &input.step, 1, scratch.gate.get());
+      run_gates(member, cut, &input.step, 1, step, scratch.gate.get());
       run_cell(member, cut, step, t % 2, scratch.product.get());
     }
   });

@@ -127,20 +127,23 @@ StepScratch<T> step_scratch(const GatedStep<T>* steps, int64_t count) {
   return {Buffer<T>(gate), Buffer<std::byte>(product)};
 }
 
-// All phases of the gates of some independent steps.
-template <class T>
+// All phases of the gates of some independent steps; others(0) .. others(other_tasks - 1) are done
+// beside the last one.
+template <class T, class Others>
 void run_gates(TeamMember& member, const StepCut& cut, const GatedStep<T>* steps, int64_t count,
-               T* scratch) {
-  // Runs task(step, i) for each step's own number of tasks, in one phase.
-  const auto phase = [&](const auto& tasks_of, const auto& task) {
-    int64_t total = 0;
+               T* scratch, int64_t other_tasks, const Others& others) {
+  // Runs task(step, i) for each step's own number of tasks, and more(i) after them, in one phase.
+  const auto phase = [&](const auto& tasks_of, const auto& task, int64_t more_tasks,
+                         const auto& more) {
+    int64_t total = more_tasks;
     for (int64_t s = 0; s < count; ++s) total += tasks_of(steps[s]);
     member.phase(total, [&](int64_t i) {
-      const GatedStep<T>* step = steps;
-      while (i >= tasks_of(*step)) i -= tasks_of(*step++);
-      task(*step, i);
+      for (int64_t s = 0; s < count; i -= tasks_of(steps[s++]))
+        if (i < tasks_of(steps[s])) return task(steps[s], i);
+      more(i);
     });
   };
+  const auto nothing = [](int64_t) {};
   phase(
       [&](const GatedStep<T>& s) {
         return s.gate && s.gate->hidden ? cut.score_tasks(*s.gate->hidden) : 0;
@@ -148,7 +151,8 @@ void run_gates(TeamMember& member, const StepCut& cut, const GatedStep<T>* steps
       [&](const GatedStep<T>& s, int64_t i) {
         score_task(cut, *s.gate->hidden, s.product.x + s.gate->key_offset, s.product.x_stride,
                    s.product.tokens, true, s.hidden, i, scratch);
-      });
+      },
+      0, nothing);
   phase([&](const GatedStep<T>& s) { return s.gate ? cut.score_tasks(s.gate->scores) : 0; },
         [&](const GatedStep<T>& s, int64_t i) {
           const bool hidden = s.gate->hidden.has_value();
@@ -156,9 +160,10 @@ void run_gates(TeamMember& member, const StepCut& cut, const GatedStep<T>* steps
                      hidden ? s.hidden : s.product.x + s.gate->key_offset,
                      hidden ? s.gate->scores.grid.in : s.product.x_stride, s.product.tokens, false,
                      s.scores, i, scratch);
-        });
+        },
+        0, nothing);
   phase([](const GatedStep<T>& s) { return s.product.tokens; },
-        [&](const GatedStep<T>& s, int64_t i) { select_task(s, i, scratch); });
+        [&](const GatedStep<T>& s, int64_t i) { select_task(s, i, scratch); }, other_tasks, others);
 }
 
 // The product for some panels of one row of blocks; a bad row of x makes all of its outputs NaN.
