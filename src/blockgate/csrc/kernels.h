@@ -98,6 +98,7 @@ struct StreamArgs {
   const float* scale;
   const float* bias;
   float* y;
+  const void* then;  // weights to fetch ahead at the end, or null
 };
 
 template <class T>
@@ -141,6 +142,8 @@ struct StepProduct {
   int64_t slots;
   // (tokens, rows + 1): the slots at which each row of blocks begins and ends.
   const int32_t* row_starts;
+  // A single token: the weights that are read after this product, or null.
+  const void* then;
 };
 
 // The gradient of x (tokens, in) and of the gates in one step. Tokens count over all steps.

@@ -39,15 +39,24 @@ void add_bias(const CellStep<T>& step, int64_t i, int64_t begin, int64_t end) {
                                      begin, end, sums);
 }
 
-// All sums of some outputs that lie in one row of blocks of every input.
+// All sums of some units: the outputs [gate * size + begin, gate * size + end) of the four gates of
+// the cell, each in one row of blocks of every input.
 template <class T>
 void sum_task(const CellStep<T>& step, int64_t begin, int64_t end, std::byte* scratch) {
-  for (int64_t i = 0; i < step.count; ++i) {
-    const CellInput<T>& input = step.inputs[i];
-    const int64_t row = begin / input.step.product.grid.block_out;
-    const int64_t first = row * input.step.product.grid.block_out;
-    add_bias(step, i, begin, end);
-    product_task(input.step, row, (begin - first) / PANEL, ceil_div(end - first, PANEL), scratch);
+  const int64_t size = step.cell.size, calls = 4 * step.count;
+  const int64_t block = step.inputs[0].step.product.grid.block_out;
+  const int64_t panel = begin % block / PANEL, panel_end = ceil_div(end - begin / block * block, PANEL);
+  const auto product_of = [&](int64_t call) -> const GatedStep<T>& {
+    return step.inputs[call % step.count].step;
+  };
+  const auto row_of = [&](int64_t call) { return (call / step.count * size + begin) / block; };
+  for (int64_t call = 0; call < calls; ++call) {
+    const int64_t first = call / step.count * size;
+    add_bias(step, call % step.count, first + begin, first + end);
+    const void* then = nullptr;
+    if (step.tokens == 1 && call + 1 < calls)
+      then = first_weights(product_of(call + 1).product, row_of(call + 1), panel);
+    product_task(product_of(call), row_of(call), panel, panel_end, then, scratch);
   }
 }
 
@@ -86,8 +95,7 @@ void run_cell(TeamMember& member, const StepCut& cut, const CellStep<T>& step, b
       const int64_t first = i / parts * grid.block_out, part = i % parts;
       const int64_t begin = first + panels * part / parts * PANEL;
       const int64_t end = first + smaller(grid.block_out, panels * (part + 1) / parts * PANEL);
-      for (int64_t gate = 0; gate < 4; ++gate)
-        sum_task(step, gate * size + begin, gate * size + end, scratch);
+      sum_task(step, begin, end, scratch);
       for (int64_t t = 0; t < step.tokens; ++t) kernel.cell_forward(step.cell, t, begin, end);
     });
     return;
@@ -99,7 +107,7 @@ void run_cell(TeamMember& member, const StepCut& cut, const CellStep<T>& step, b
     member.phase(grid.rows, [&](int64_t row) {
       const int64_t begin = row * grid.block_out;
       add_bias(step, i, begin, begin + outputs_of_row(grid, row));
-      product_task(input.step, row, 0, packed_panels(grid), scratch);
+      product_task(input.step, row, 0, packed_panels(grid), nullptr, scratch);
     });
   }
   member.phase(step.tokens, [&](int64_t t) { kernel.cell_forward(step.cell, t, 0, size); });

@@ -76,7 +76,8 @@ Results lstm_forward(const Tensor& projected, const Tensor& h0, const Tensor& c0
     const T* x = t ? data_of<T>(output) + (t - 1) * rows * shape.size : h.data;
     return {step_gate,
             {shape.grid, packed.get(), WeightKind::packed_float, nullptr, x, shape.size, rows,
-             data_of<T>(activations) + t * rows * shape.grid.out, g, i, kept, row_starts.get()},
+             data_of<T>(activations) + t * rows * shape.grid.out, g, i, kept, row_starts.get(),
+             nullptr},
             hidden_weight ? data_of<T>(all_hidden) + t * rows * gate.scored : nullptr,
             data_of<T>(all_scores) + t * rows * gate.scores,
             g,

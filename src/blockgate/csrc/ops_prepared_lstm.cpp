@@ -39,7 +39,8 @@ class Product {
       : layer_(layer), bad_(tokens) {
     step_.product = {layer.grid, layer.weight.data, layer.weight.kind, layer.weight.scale,
                      nullptr,    layer.grid.in,     tokens,            y,
-                     nullptr,    nullptr,           0,                 nullptr};
+                     nullptr,    nullptr,           0,                 nullptr,
+                     nullptr};
     step_.bad = bad_.get();
     if (!layer.gate) return;
     const PreparedGate& gate = *layer.gate;

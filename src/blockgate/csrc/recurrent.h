@@ -166,11 +166,28 @@ void run_gates(TeamMember& member, const StepCut& cut, const GatedStep<T>* steps
         [&](const GatedStep<T>& s, int64_t i) { select_task(s, i, scratch); }, other_tasks, others);
 }
 
+// The weights that the only token reads first in a row of blocks, from some panel on; null if none.
+template <class T>
+const void* first_weights(const StepProduct<T>& product, int64_t row, int64_t panel) {
+  const Grid& grid = product.grid;
+  int64_t block = row * grid.cols;
+  if (product.gates) {
+    if (product.row_starts[row] == product.row_starts[row + 1]) return nullptr;
+    block = product.indices[product.row_starts[row]];
+  }
+  const int64_t size = product.kind == WeightKind::packed_int8 ? 1
+                       : product.kind == WeightKind::packed_bfloat16 ? 2
+                                                                     : int64_t(sizeof(T));
+  return static_cast<const std::byte*>(product.weight) +
+         (block * packed_block_size(grid) + panel * packed_depth(grid) * PANEL) * size;
+}
+
 // The product for some panels of one row of blocks; a bad row of x makes all of its outputs NaN.
 template <class T>
 void product_task(const GatedStep<T>& step, int64_t row, int64_t panel_begin, int64_t panel_end,
-                  std::byte* scratch) {
-  const StepProduct<T>& product = step.product;
+                  const void* then, std::byte* scratch) {
+  StepProduct<T> product = step.product;
+  product.then = then;
   typed_kernels<T>().step_product(product, row, panel_begin, panel_end, scratch);
   const int64_t begin = row * product.grid.block_out + panel_begin * PANEL;
   const int64_t end = row * product.grid.block_out +
