@@ -20,7 +20,8 @@ LEVELS: list[tuple[str, ...]] = [
     ("ops",),
     ("gating",),
     ("layers",),
-    ("schedule",),
+    ("schedule", "sharing"),
+    ("analysis", "integrations"),
     ("data",),
     ("models",),
     ("training", "bench"),
@@ -81,6 +82,7 @@ before = set(sys.modules)
 import blockgate
 new = {name.split(".")[0] for name in set(sys.modules) - before}
 extras = {"tyro", "rich", "safetensors", "triton", "lightning", "lightning_fabric", "matplotlib", "pooch", "hypothesis"}
+extras |= {"transformers"}
 assert not new & extras, new & extras
 """
     result = run_python(code)

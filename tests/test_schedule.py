@@ -91,3 +91,55 @@ def test_bad_ramps_are_refused(arguments, message):
 def test_a_bad_state_is_refused(state):
     with raises_blockgate("ramp state: expected a dict with steps_done >= 0"):
         bg.SparsityRamp(model(), 0.9, 0, 9).load_state_dict(state)
+
+
+def named_model() -> nn.Module:
+    return nn.ModuleDict({"a": model(), "b": nn.Sequential(bg.DynamicSparseLinear(8, 8, block_size=2, sparsity=0.0))})
+
+
+def sparsities(net) -> list[float]:
+    return [net["a"][0].sparsity, net["a"][1].sparsity, net["b"][0].sparsity]
+
+
+def test_set_sparsity_by_name():
+    net = named_model()
+    bg.set_sparsity(net, {"a.1": 0.75, "a": 0.5})
+    assert sparsities(net) == [0.5, 0.75, 0]
+    bg.set_sparsity(net, {"*.0": 0.25})
+    assert sparsities(net) == [0.25, 0.75, 0.25]
+
+
+def test_set_sparsity_by_any_name_of_a_shared_layer():
+    net = named_model()
+    net["c"] = net["b"][0]
+    bg.set_sparsity(net, {"c": 0.5})
+    assert sparsities(net) == [0, 0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"a": 0.5, "z": 0.5}, "name pattern: expected one that matches a layer: 'a.0.gate', "),
+        ({"a": 0.5, "b": 1.5}, "sparsity: expected a number in [0, 1), got 1.5"),
+        ({"a": 0.5, "s": 0.25}, "opens at most the 8 heads"),
+    ],
+)
+def test_set_sparsity_by_name_changes_all_or_nothing(mapping, message):
+    net = named_model()
+    net["s"] = bg.DynamicSparseLinear(8, 8, block_size=2, sparsity=0.5, gate="softmax_sum")
+    with raises_blockgate(message):
+        bg.set_sparsity(net, mapping)
+    assert sparsities(net) == [0, 0, 0]
+
+
+def test_one_ramp_for_each_group_of_layers():
+    net = named_model()
+    ramps = [bg.SparsityRamp(net, 0.5, 0, 2, layers="a"), bg.SparsityRamp(net, 0.75, 0, 3, layers="b")]
+    for ramp in ramps:
+        ramp.step()
+    assert sparsities(net) == [0.25, 0.25, 0.25]
+    for ramp in ramps:
+        ramp.step()
+    assert sparsities(net) == [0.5, 0.5, 0.5]
+    with raises_blockgate("name pattern"):
+        bg.SparsityRamp(net, 0.5, 0, 2, layers="z")

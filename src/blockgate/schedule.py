@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -9,6 +10,7 @@ from torch import nn
 from blockgate.errors import invalid
 from blockgate.gating import Gate
 from blockgate.grid import as_int, check_sparsity
+from blockgate.layers.patterns import check_patterns, first_match
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,21 +24,42 @@ RAMP_SHAPES: dict[str, Callable[[float], float]] = {
 }
 
 
-def set_sparsity(model: nn.Module, sparsity: float) -> None:
-    """Sets the sparsity of every gate in `model`. All change, or, if one of them can't, none does."""
-    check_sparsity(sparsity)
-    gates = [module for module in model.modules() if isinstance(module, Gate)] if isinstance(model, nn.Module) else []
+def set_sparsity(model: nn.Module, sparsity: float | Mapping[str, float]) -> None:
+    """Sets the sparsity of the gates in `model`. All change, or, if one of them can't, none does.
+
+    Args:
+        model: any module with gated layers.
+        sparsity: in [0, 1), for every gate; or a mapping from name patterns to sparsities, such as
+            {"encoder.*": 0.75, "*.linear2": 0.5}. The first pattern that matches the name of a layer, or of a module
+            that contains it, counts; other layers stay as they are. A pattern that counts for no layer is an error.
+    """
+    patterns = sparsity if isinstance(sparsity, Mapping) else {"*": sparsity}
+    for value in patterns.values():
+        check_sparsity(value)
+    gates = _gates_by_name(model)
+    check_patterns(patterns, list(gates.values()))
+    wanted = {gate: match[1] for gate, names in gates.items() if (match := first_match(patterns, names))}
+    for gate, value in wanted.items():
+        gate.count_open(value)
+    for gate, value in wanted.items():
+        gate.target_sparsity = value
+
+
+def _gates_by_name(model: nn.Module) -> dict[Gate, list[str]]:
+    """Every gate and all its names; shared layers have several."""
+    gates: dict[Gate, list[str]] = {}
+    if isinstance(model, nn.Module):
+        for name, module in model.named_modules(remove_duplicate=False):
+            if isinstance(module, Gate):
+                gates.setdefault(module, []).append(name)
     if not gates:
         raise invalid(
             "set_sparsity",
             expected="a model with gated layers",
             got=type(model).__name__,
-            remedy="Build it with bg.DynamicSparseLinear, or convert its layers first.",
+            remedy="Convert it with bg.sparsify_, or build it with bg.DynamicSparseLinear.",
         )
-    for gate in gates:
-        gate.count_open(sparsity)
-    for gate in gates:
-        gate.target_sparsity = sparsity
+    return gates
 
 
 class SparsityRamp:
@@ -52,6 +75,7 @@ class SparsityRamp:
         end: the first step with the final sparsity.
         shape: "linear" (the paper's) or "cubic" (fast at first, as in gradual magnitude pruning).
         initial: sparsity before the ramp, in [0, 1).
+        layers: name pattern of the layers that it moves, as in `set_sparsity`; one ramp for each group of layers.
     """
 
     def __init__(
@@ -63,6 +87,7 @@ class SparsityRamp:
         shape: str = "linear",
         *,
         initial: float = 0.0,
+        layers: str = "*",
     ) -> None:
         first, last = as_int(begin), as_int(end)
         if first is None or last is None or not 0 <= first <= last:
@@ -77,6 +102,7 @@ class SparsityRamp:
         self.begin = first
         self.end = last
         self.shape = shape
+        self.layers = layers
         self.steps_done = 0
         self._apply()
 
@@ -96,7 +122,11 @@ class SparsityRamp:
 
     def step(self) -> float:
         """Moves one step on, sets the sparsity of the model, and returns it."""
-        self.steps_done += 1
+        return self.move_to(self.steps_done + 1)
+
+    def move_to(self, step: int) -> float:
+        """Sets the sparsity of the model to that after `step` steps, and returns it: for clocks that others keep."""
+        self.steps_done = step
         self._apply()
         return self.sparsity
 
@@ -111,8 +141,7 @@ class SparsityRamp:
             raise invalid(
                 "ramp state", expected="a dict with steps_done >= 0", got=state, remedy="Load what state_dict() gave."
             )
-        self.steps_done = steps
-        self._apply()
+        self.move_to(steps)
 
     def _apply(self) -> None:
-        set_sparsity(self.model, self.sparsity)
+        set_sparsity(self.model, {self.layers: self.sparsity})

@@ -94,7 +94,7 @@ class DynamicSparseLinear(nn.Module, GatedLinear):
         self._reset_linear()
 
     @classmethod
-    def from_dense(cls, linear: nn.Linear, **options: Any) -> DynamicSparseLinear:
+    def from_dense(cls, linear: nn.Module, **options: Any) -> Self:
         """A gated layer around a trained nn.Linear: the same Parameter objects, and gates that start near 1.
 
         Args:
@@ -139,7 +139,7 @@ class DynamicSparseLinear(nn.Module, GatedLinear):
             # Gate and product stay in the parameters' precision; only the result takes autocast's type.
             rows = rows.to(self.weight.dtype)
         gates, indices = self.gate(rows)
-        y = gated_linear(rows, self.weight, self.bias, gates, indices, self.grid.block, backend=self.backend)
+        y = gated_linear(rows, self._matrix(), self.bias, gates, indices, self.grid.block, backend=self.backend)
         if autocast is not None:
             y = y.to(autocast)
         return y.view(*x.shape[:-1], self.out_features)
@@ -167,6 +167,10 @@ class DynamicSparseLinear(nn.Module, GatedLinear):
             f"backend={self.backend}"
         )
 
+    def _matrix(self) -> Tensor:
+        """The weight as (out_features, in_features), for layers that store it in another way."""
+        return self.weight
+
     def _reset_linear(self) -> None:
         """Weight and bias as nn.Linear starts them."""
         bound = 1 / math.sqrt(self.in_features)
@@ -187,7 +191,7 @@ class DynamicSparseLinear(nn.Module, GatedLinear):
     def _prepare(self) -> FusedLinear | None:
         if not usable((self.weight, self.bias, *self.gate.parameters())):
             return None
-        packed = pack_weight(self.weight, self.grid, torch.float32)
+        packed = pack_weight(self._matrix(), self.grid, torch.float32)
         return FusedLinear(packed, self.bias, cast("TopKGate", self.gate), self.grid)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

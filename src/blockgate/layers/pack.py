@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
 from blockgate.errors import invalid
+from blockgate.layers.conv1d import DynamicSparseConv1D, huggingface_conv1d
 from blockgate.layers.dropout import is_hooked
 from blockgate.layers.linear import DynamicSparseLinear
 from blockgate.layers.lstm import DynamicSparseLSTM
 from blockgate.layers.packed import PackedDynamicSparseLinear, PackedLinear, check_packed_dtype
 from blockgate.layers.packed_lstm import PackedLSTM
+from blockgate.layers.shortcuts import use_layers
 
 __all__ = ["pack"]
 
@@ -46,19 +49,18 @@ def pack(
     packed: dict[nn.Module, nn.Module] = {}
     for name, module in model.named_modules():
         if _is_packable(module) and (filter_fn is None or filter_fn(module, name)):
-            packed[module] = _PACKERS[type(module)](module, dtype)
+            packed[module] = _packers()[type(module)](module, dtype)
     if not packed:
         raise invalid(
             "pack",
             expected="a model with layers to pack",
             got=type(model).__name__,
-            remedy="nn.Linear, nn.LSTM and the layers of blockgate can be packed.",
+            remedy="nn.Linear, nn.LSTM, Conv1D and the layers of blockgate can be packed.",
         )
     # deepcopy takes what its memo already knows, so the weights that were packed are never copied.
     memo = {id(layer): made for layer, made in packed.items()}
     made = copy.deepcopy(model, memo).eval().requires_grad_(False)
-    for module in made.modules():
-        _use_layers(module)
+    use_layers(made)
     return made
 
 
@@ -67,21 +69,17 @@ def _is_packable(module: nn.Module) -> bool:
     # their weight from the parameters.
     if type(module) is nn.LSTM and (module.bidirectional or module.proj_size):
         return False
-    whole = {"weight"} if type(module) in {nn.Linear, DynamicSparseLinear} else {"weight_ih_l0", "weight_hh_l0"}
-    return type(module) in _PACKERS and whole <= module._parameters.keys() and not is_hooked(module)
+    weights = {"weight_ih_l0", "weight_hh_l0"} if type(module) in {nn.LSTM, DynamicSparseLSTM} else {"weight"}
+    return type(module) in _packers() and weights <= module._parameters.keys() and not is_hooked(module)
 
 
-def _use_layers(module: nn.Module) -> None:
-    """Turns off the shortcuts of torch's transformers that read `linear.weight` and go around the layer."""
-    if isinstance(module, nn.TransformerEncoderLayer):
-        module.activation_relu_or_gelu = 0
-    if isinstance(module, nn.TransformerEncoder):
-        module.use_nested_tensor = False
-
-
-_PACKERS: dict[type[nn.Module], Callable[..., nn.Module]] = {
-    nn.Linear: PackedLinear,
-    nn.LSTM: PackedLSTM,
-    DynamicSparseLinear: PackedDynamicSparseLinear,
-    DynamicSparseLSTM: PackedLSTM,
-}
+def _packers() -> dict[Any, Callable[..., nn.Module]]:
+    """What makes the packed form of a type; Hugging Face's Conv1D is known once their library is imported."""
+    return {
+        nn.Linear: PackedLinear,
+        nn.LSTM: PackedLSTM,
+        huggingface_conv1d(): PackedLinear,
+        DynamicSparseLinear: PackedDynamicSparseLinear,
+        DynamicSparseConv1D: PackedDynamicSparseLinear,
+        DynamicSparseLSTM: PackedLSTM,
+    }

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from blockgate.errors import BlockgateError, invalid
 from blockgate.grid import BlockGrid
+from blockgate.layers.conv1d import stores_transposed
 from blockgate.layers.fused import FusedDense, FusedLinear, PackedWeight, Renewed, fused_op_serves, pack_weight, usable
 from blockgate.layers.gated import BlockLinear, GatedLinear, autocast_dtype, check_rows
 from blockgate.ops.packed import PACKED_DTYPES, dense_packed_linear, packed_linear, unpack_blocks
@@ -146,6 +147,8 @@ class PackedLinear(nn.Module, BlockLinear):
     ) -> None:
         super().__init__()
         weight, bias = linear.weight, linear.bias
+        self._transposed = stores_transposed(linear)
+        weight = weight.t() if self._transposed else weight
         self.grid = grid or BlockGrid(weight.shape[0], weight.shape[1], DENSE_BLOCK)
         self.packed = PackedBlocks(weight, self.grid, check_packed_dtype(dtype))
         copied = None if bias is None else nn.Parameter(bias.detach().float().clone(), requires_grad=False)
@@ -195,6 +198,7 @@ class PackedLinear(nn.Module, BlockLinear):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         # A checkpoint of the unpacked layer has `weight`: pack it, and go on as if it had been saved packed.
         weight = state_dict.pop(prefix + "weight", None)
+        weight = weight.t() if weight is not None and self._transposed else weight
         shape = (self.out_features, self.in_features)
         if weight is not None and weight.shape != shape:
             args[-1].append(f"size mismatch for {prefix}weight: expected {shape}, got {tuple(weight.shape)}.")

@@ -1,0 +1,1 @@
+"""Callbacks for other people's trainers. Each file needs its own package, and is imported by name."""
