@@ -22,7 +22,9 @@ LEVELS: list[tuple[str, ...]] = [
     ("layers",),
     ("schedule", "sharing"),
     ("analysis", "integrations"),
-    ("bench",),
+    ("data",),
+    ("models",),
+    ("training", "bench"),
     ("cli",),
     ("__init__", "__main__"),
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BackendError", "BlockgateError", "InvalidInputError", "invalid"]
+__all__ = ["BackendError", "BlockgateError", "InvalidInputError", "invalid", "missing_extra"]
 
 
 class BlockgateError(Exception):
@@ -20,3 +20,8 @@ class BackendError(BlockgateError, RuntimeError):
 def invalid(what: str, *, expected: str, got: object, remedy: str) -> InvalidInputError:
     """The one form of our messages: `what`, what was expected, what came, what to do."""
     return InvalidInputError(f"{what}: expected {expected}, got {got!r}. {remedy}")
+
+
+def missing_extra(what: str, error: ImportError) -> BlockgateError:
+    """For a part of blockgate that needs a package which `import blockgate` doesn't."""
+    return BlockgateError(f"{what} needs {error.name}. Run: pip install 'blockgate[train]'")

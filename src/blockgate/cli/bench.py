@@ -60,7 +60,7 @@ class Bench:
     whole language models, in decoding and in training, with torch's fastest way and with other engines that are
     installed (pip install 'blockgate[bench]'). Let nothing else run meanwhile.
 
-    Examples:
+    For example:
         blockgate bench targets
         blockgate bench linear --shapes 1024x1024 --batches 1 16
         blockgate bench linear --training --shapes 6144x1536 --batches 512

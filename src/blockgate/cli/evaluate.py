@@ -1,0 +1,63 @@
+"""`blockgate evaluate`: how well a trained model does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import tyro
+
+from blockgate.grid import check_size
+from blockgate.training import evaluate, load_trained
+
+__all__ = ["Evaluate"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluate:
+    """Measures a trained model: perplexity of a language model, error of an image network, density of gates.
+
+    For example:
+        blockgate evaluate runs/half
+        blockgate evaluate runs/half/last.pt --part valid --sparsity 0.75 --json
+    """
+
+    checkpoint: Annotated[Path, tyro.conf.Positional]
+    """Folder of a run, for its best checkpoint, or a checkpoint."""
+    part: Literal["valid", "test"] = "test"
+    """What to measure on."""
+    sparsity: float | None = None
+    """Another sparsity for all gates; that of the checkpoint if unset."""
+    batch_size: int | None = None
+    """Sequences or images at once; as in training if unset. Fewer, longer sequences lose less context."""
+    data: str | None = None
+    """Another data set, or a folder of your own; that of the training if unset."""
+    data_dir: Path | None = None
+    """Where published data sets lie; BLOCKGATE_DATA, or a folder in your cache, if unset."""
+    threads: int | None = None
+    """CPU threads; torch's own number if unset."""
+    json: bool = False
+    """Print JSON, for machines."""
+
+    def run(self) -> None:
+        """Prints one fact a line."""
+        if self.threads is not None:
+            torch.set_num_threads(check_size("--threads", self.threads))
+        trained = load_trained(self.checkpoint)
+        run = replace(
+            trained.run,
+            data=self.data or trained.run.data,
+            data_dir=self.data_dir or trained.run.data_dir,
+            eval_batch_size=self.batch_size or trained.run.eval_batch_size,
+        )
+        facts: dict[str, str | float] = {"checkpoint": str(trained.file), "data": run.data, "part": self.part}
+        facts |= evaluate(trained._replace(run=run), self.part, sparsity=self.sparsity)
+        if self.json:
+            print(json.dumps(facts, indent=2))
+            return
+        width = max(map(len, facts))
+        for name, value in facts.items():
+            print(f"{name:<{width}}  {value:.5g}" if isinstance(value, float) else f"{name:<{width}}  {value}")

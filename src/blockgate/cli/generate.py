@@ -1,0 +1,80 @@
+"""`blockgate generate`: text from a trained language model, word by word."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import tyro
+
+from blockgate.errors import invalid
+from blockgate.grid import check_size
+from blockgate.layers import pack
+from blockgate.models import LanguageModel
+from blockgate.models.sampling import sample
+from blockgate.training import load_trained
+
+__all__ = ["Generate"]
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generate:
+    """Writes text with a trained language model, and says how fast it was.
+
+    The model is packed for inference first. The text goes to stdout, the speed to stderr.
+
+    For example:
+        blockgate generate runs/half --words 50 --seed 3
+        blockgate generate runs/half --prompt "the stock market" --temperature 0.7 --top-k 40
+    """
+
+    checkpoint: Annotated[Path, tyro.conf.Positional]
+    """Folder of a run, for its best checkpoint, or a checkpoint."""
+    prompt: str = ""
+    """Words to begin with; they must be in the vocabulary."""
+    words: int = 100
+    """How many words to write."""
+    temperature: float = 1.0
+    """Below 1 for likelier words, above for rarer ones; 0 for the likeliest always."""
+    top_k: int | None = None
+    """Choose among the k likeliest words only."""
+    seed: int = 0
+    """The same seed writes the same text."""
+    packed: Literal["fp32", "bf16", "int8", "no"] = "fp32"
+    """How to store the weights; no for the model as it was trained."""
+    threads: int | None = None
+    """CPU threads; torch's own number if unset."""
+
+    def run(self) -> None:
+        """Streams the words."""
+        if self.threads is not None:
+            torch.set_num_threads(check_size("--threads", self.threads))
+        trained = load_trained(self.checkpoint)
+        if not isinstance(trained.model, LanguageModel) or trained.vocabulary is None:
+            raise invalid(
+                "checkpoint",
+                expected="a language model",
+                got=f"{trained.file} with {type(trained.model).__name__}",
+                remedy="Give a run of ptb, wikitext-2 or a text of your own.",
+            )
+        model = trained.model if self.packed == "no" else pack(trained.model, DTYPES[self.packed])
+        begin, written = time.perf_counter(), 0
+        for word in sample(
+            model,
+            trained.vocabulary,
+            prompt=self.prompt.split(),
+            words=self.words,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            seed=self.seed,
+        ):
+            written += 1
+            print(word, end="\n" if word == "<eos>" else " ", flush=True)
+        seconds = time.perf_counter() - begin
+        print(f"\n{written} words, {written / seconds:.0f} words/s", file=sys.stderr)

@@ -1,0 +1,48 @@
+"""`blockgate train`: a run by the name of its config, or from a JSON file."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import make_dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from blockgate.cli.info import environment
+from blockgate.training import Run, load_run, shipped_configs, train
+
+__all__ = ["train_command"]
+
+
+class Train:
+    """Trains a model: pick a config, change what you like.
+
+    `laptop` configs take about 20 minutes on one core, `paper` ones follow the paper and want a GPU. Any JSON file with
+    the same fields works in place of a name. `blockgate train NAME --help` lists all options. Ctrl-C saves a checkpoint
+    and ends with code 130; the same command with --resume goes on, bit by bit as if nothing had happened.
+
+    For example:
+        blockgate train ptb-lstm-laptop --output runs/dense --model.matrices dense
+        blockgate train ptb-lstm-laptop --output runs/90 --model.gate.sparsity 0.9
+        blockgate train ptb-lstm-laptop --data my-texts --epochs 3 --output runs/mine
+        blockgate train my-config.json --resume
+    """
+
+    config: Run
+
+    def run(self) -> None:
+        """Trains, with progress on stderr."""
+        notes: dict[str, Any] = environment() | {"command": shlex.join(["blockgate", *sys.argv[1:]])}
+        train(self.config, notes=notes)
+
+
+def train_command(args: list[str]) -> type:
+    """`Train` with a subcommand for every config: those that are shipped, and the JSON file that `args` begins with."""
+    files = [word for word in args[1:2] if args[0] == "train" and word.endswith(".json")]
+    configs = shipped_configs() | {word: load_run(Path(word)) for word in files}
+    described = {name: f"{type(run).__doc__} Data: {run.data}; {run.epochs} epochs." for name, run in configs.items()}
+    choice: Any = tyro.extras.subcommand_type_from_defaults(configs, described, prefix_names=False)
+    field = ("config", Annotated[choice, tyro.conf.arg(name="")])
+    return make_dataclass("Train", [field], bases=(Train,), namespace={"__doc__": Train.__doc__}, frozen=True)

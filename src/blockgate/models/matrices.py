@@ -1,0 +1,67 @@
+"""The kinds of weight matrices that a model can be built of: one entry here makes a kind known to all models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+from blockgate.errors import invalid
+from blockgate.layers import QRNN, DynamicSparseLinear, DynamicSparseLSTM, DynamicSparseQRNN
+
+__all__ = ["MATRICES", "GateConfig", "Matrices", "matrices"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateConfig:
+    """How dynamic matrices are cut and gated; see `bg.DynamicSparseLinear`."""
+
+    block_size: int = 128
+    """Rows and columns of a block."""
+    sparsity: float = 0.5
+    """Share of closed blocks, in [0, 1); where a ramp is set, the ramp decides."""
+    key_size: int | Literal["all", "auto"] = "auto"
+    """Input features that a gate reads: a number, all, or auto for at most 128."""
+    gate_hidden: int | None = None
+    """Width of a hidden layer in the gate."""
+    normalise: Literal["mean", "rms", "none"] = "mean"
+    """What the gates are scaled to; the paper's is the mean."""
+    select: Literal["global", "per_row"] = "global"
+    """Choose among all blocks, or as many in every row of blocks."""
+
+    def options(self) -> dict[str, Any]:
+        """Keyword options of a gated layer."""
+        options = asdict(self)
+        sizes = {"all": {"key_size": None}, "auto": {}}
+        key_size = options.pop("key_size")
+        return options | (sizes[key_size] if isinstance(key_size, str) else {"key_size": key_size})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Matrices:
+    """Makers of layers with one kind of matrices.
+
+    Each takes the arguments of the dense layer; `options` are the keyword options that come in addition.
+    """
+
+    linear: Callable[..., nn.Module]
+    lstm: Callable[..., nn.Module]
+    qrnn: Callable[..., nn.Module]
+    options: Callable[[GateConfig], dict[str, Any]]
+
+
+MATRICES: dict[str, Matrices] = {
+    "dense": Matrices(linear=nn.Linear, lstm=nn.LSTM, qrnn=QRNN, options=lambda _: {}),
+    "dynamic": Matrices(
+        linear=DynamicSparseLinear, lstm=DynamicSparseLSTM, qrnn=DynamicSparseQRNN, options=GateConfig.options
+    ),
+}
+
+
+def matrices(kind: str) -> Matrices:
+    """The makers of a kind by its name."""
+    if kind not in MATRICES:
+        raise invalid("matrices", expected=f"one of {tuple(MATRICES)}", got=kind, remedy="Check the name.")
+    return MATRICES[kind]

@@ -1,0 +1,135 @@
+"""The commands train, evaluate and generate, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from blockgate.cli import main
+from blockgate.training.checkpoint import load_checkpoint
+from blockgate.training.config import run_to_plain
+from tests.corpora import tiny_image_run, tiny_text_run, write_images, write_texts
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A config file, and the run that `blockgate train` made of it."""
+    folder = tmp_path_factory.mktemp("cli")
+    run = tiny_text_run(write_texts(folder / "texts", train=500, other=100), folder / "run")
+    (folder / "tiny.json").write_text(json.dumps(run_to_plain(run)))
+    assert main(["train", str(folder / "tiny.json"), "--epochs", "1", "--model.gate.sparsity", "0.75"]) == 0
+    return folder
+
+
+def test_flags_override_the_config(trained):
+    run = json.loads((trained / "run" / "run.json").read_text())
+    assert (run["run"]["epochs"], run["run"]["model"]["gate"]["sparsity"]) == (1, 0.75)
+    assert {"torch", "cpu", "commit", "command"} <= run["notes"].keys()
+
+
+def test_evaluate_as_text_and_json(trained, capsys):
+    results = json.loads((trained / "run" / "results.json").read_text())
+    assert main(["evaluate", str(trained / "run"), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["perplexity"] == pytest.approx(results["test"]["perplexity"], rel=1e-6)
+    assert 0 < facts["density"] <= 0.25 + 1e-9
+    assert main(["evaluate", str(trained / "run" / "last.pt"), "--part", "valid", "--sparsity", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "perplexity" in out
+    assert "density" in out
+
+
+def test_generate_is_decided_by_the_seed(trained, capsys):
+    texts = []
+    for seed in ("1", "1", "2"):
+        assert main(["generate", str(trained / "run"), "--words", "20", "--seed", seed, "--prompt", "w1 w8"]) == 0
+        out, err = capsys.readouterr()
+        assert "20 words" in err
+        assert "words/s" in err
+        texts.append(out)
+    assert texts[0] == texts[1] != texts[2]
+    assert len(texts[0].split()) == 20
+
+
+@pytest.mark.parametrize("packed", ["no", "bf16", "int8"])
+def test_generate_with_other_weights(trained, packed, capsys):
+    assert main(["generate", str(trained / "run"), "--words", "5", "--packed", packed, "--temperature", "0"]) == 0
+    assert len(capsys.readouterr().out.split()) == 5
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["evaluate", "nowhere"], "nowhere"),
+        (["generate", "nowhere"], "nowhere"),
+        (["evaluate", "{}/tiny.json"], "a file that blockgate train wrote"),
+        (["evaluate", "{}/run", "--data", "nowhere"], "nowhere"),
+        (["evaluate", "{}/run", "--sparsity", "1"], "sparsity"),
+        (["evaluate", "{}/run", "--batch-size", "-1"], "batch size"),
+        (["evaluate", "{}/run", "--threads", "0"], "threads"),
+        (["generate", "{}/run", "--prompt", "zebra"], "zebra"),
+        (["generate", "{}/run", "--threads", "-3"], "threads"),
+        (["train", "nowhere.json"], "nowhere.json"),
+        (["train", "{}/tiny.json"], "--resume"),
+        (["train", "ptb-lstm-laptop", "--data-dir", "nowhere", "--output", "{}/new"], "blockgate data fetch ptb"),
+    ],
+)
+def test_mistakes_end_with_code_2_and_one_line(trained, args, message, capsys):
+    assert main([arg.format(trained) for arg in args]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_unknown_configs_name_the_known_ones(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "ptb-lstm-laptopp"])
+    assert stop.value.code == 2
+    assert "ptb-lstm-paper" in capsys.readouterr().err
+
+
+def test_only_language_models_generate(tmp_path, capsys):
+    run = tiny_image_run(write_images(tmp_path / "images"), tmp_path / "run", epochs=1)
+    (tmp_path / "tiny.json").write_text(json.dumps(run_to_plain(run)))
+    assert main(["train", str(tmp_path / "tiny.json")]) == 0
+    capsys.readouterr()
+    assert main(["generate", str(run.output)]) == 2
+    assert "a language model" in capsys.readouterr().err
+    assert main(["evaluate", str(run.output), "--json"]) == 0
+    assert 0 <= json.loads(capsys.readouterr().out)["error"] <= 1
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "generate", "data"])
+def test_help_has_examples(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    assert f"    blockgate {command} " in capsys.readouterr().out
+
+
+def test_ctrl_c_keeps_a_checkpoint_and_ends_with_130(trained):
+    run = tiny_text_run(trained / "texts", trained / "stopped", epochs=1000)
+    config = trained / "long.json"
+    config.write_text(json.dumps(run_to_plain(replace(run, checkpoint_seconds=1e9))))
+    command = [sys.executable, "-m", "blockgate", "train", str(config)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not (run.output / "epochs.csv").exists() and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        error = process.communicate()[1]
+    assert process.returncode == 130, error
+    assert "Traceback" not in error
+    assert load_checkpoint(run.output / "last.pt")["training"]["updates"] > 0
+
+
+@pytest.mark.parametrize("module", ["lightning.fabric", "tensorboard"])
+def test_training_without_the_extra_says_what_to_install(module, trained, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, module, None)
+    assert main(["train", str(trained / "tiny.json"), "--output", str(trained / "other")]) == 2
+    assert "pip install 'blockgate[train]'" in capsys.readouterr().err
