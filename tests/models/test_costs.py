@@ -50,7 +50,7 @@ def test_rounding_to_whole_blocks_counts():
 
 def test_measured_densities_count_where_there_are_some():
     model = LanguageModel(replace(LSTM, matrices="dynamic"), 50)
-    measured = count_costs(model, {"layers.0.gate_ih_l0": 0.5})
+    measured = count_costs(model, {"layers.0.ih_l0": 0.5})
     assert measured.macs - count_costs(model).macs == 64 * 8 * 0.25
 
 

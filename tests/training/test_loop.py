@@ -10,10 +10,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+import blockgate as bg
+from blockgate.gating import Gate
 from blockgate.training import Hook, LanguageModelRun, evaluate, load_trained, shipped_configs, train
 from blockgate.training.checkpoint import load_checkpoint, save_checkpoint
 from blockgate.training.config import ImageRun, OptimizerConfig, RampConfig, ScheduleConfig, load_run, run_to_plain
-from blockgate.training.gate_health import count_gates, gate_health
+from blockgate.training.gate_health import gate_facts
 from blockgate.training.tasks import make_task
 from tests.corpora import tiny_image_run, tiny_text_run, write_images, write_texts
 from tests.helpers import assert_close, raises_blockgate
@@ -251,23 +253,32 @@ def test_a_bad_config_file_is_one_error(tmp_path):
             load_run(file)
 
 
-def test_gate_health_tells_a_collapsed_layer():
-    import blockgate as bg
-
+def test_gate_facts_are_those_of_the_gates():
     layer = bg.DynamicSparseLinear(16, 16, block_size=4, sparsity=0.5).eval()
     x = torch.randn(200, 16)
-    with count_gates(layer) as counts, torch.no_grad():
+    with bg.record_gates(layer) as record, torch.no_grad():
         layer(x)
-    healthy, warnings = gate_health(counts)
-    gates = layer.gates(x) != 0
-    assert healthy["density"] == pytest.approx(gates.double().mean().item())
-    shares = gates.double().mean(0)
-    assert healthy["input_dependent"] == pytest.approx(((shares >= 0.05) & (shares <= 0.95)).double().mean().item())
-    assert not warnings
-    torch.nn.init.zeros_(layer.gate.weight)
-    layer.gate.bias.data = torch.arange(16.0)
-    with count_gates(layer) as counts, torch.no_grad():
-        layer(x)
-    collapsed, warnings = gate_health(counts)
-    assert collapsed == {"density": 0.5, "input_dependent": 0.0, "dead_blocks": 0.5}
-    assert "collapsed: 0% of its blocks depend on the input, 50% never open" in warnings[0]
+    opened = (layer.gates(x) != 0).double().mean(0)
+    expected = {
+        "density": opened.mean().item(),
+        "input_dependent": ((opened >= 0.05) & (opened <= 0.95)).double().mean().item(),
+        "dead_blocks": (opened == 0).double().mean().item(),
+    }
+    assert gate_facts(record) == pytest.approx(expected)
+
+
+def test_a_collapsed_gate_is_told(texts, tmp_path, capsys):
+    class Collapse(Hook):
+        def __init__(self, model):
+            self.gates = [module for module in model.modules() if isinstance(module, Gate)]
+
+        def after_update(self):
+            for gate in self.gates:
+                torch.nn.init.zeros_(gate.weight)
+                gate.bias.data = torch.arange(1.0, 1.0 + len(gate.bias))
+
+    run = tiny_text_run(texts, tmp_path / "run", epochs=1)
+    train(run, hooks=[lambda model, _: Collapse(model)])
+    assert "warning: layers.0.filters.0" in capsys.readouterr().err
+    assert float(rows_of(run)[0]["input_dependent"]) == 0
+    assert float(rows_of(run)[0]["dead_blocks"]) == pytest.approx(0.5)

@@ -81,6 +81,19 @@ BLOCKGATE_INLINE void store_some(T* p, Vec<T> v, int64_t count) {
 }
 
 template <class T>
+void add_bias(const T* from, const T* bias, int64_t tokens, int64_t stride, int64_t begin,
+              int64_t end, T* to) {
+  if (!bias && from == to) return;
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t i = begin; i < end; i += LANES<T>) {
+      Vec<T> sum{};
+      if (from) sum += load_some(from + t * stride + i, end - i);
+      if (bias) sum += load_some(bias + i, end - i);
+      store_some(to + t * stride + i, sum, end - i);
+    }
+}
+
+template <class T>
 void cell_forward(const CellForward<T>& args, int64_t token, int64_t unit_begin, int64_t unit_end) {
   const int64_t size = args.size;
   T* pre = args.activations + token * 4 * size;

@@ -25,6 +25,7 @@ constexpr TypedKernels<T> typed_set() {
           step_product<T>,
           step_product_scratch<T>,
           step_input_grad<T>,
+          add_bias<T>,
           cell_forward<T>,
           cell_backward<T>,
           add_rows<T>};

@@ -98,6 +98,7 @@ struct StreamArgs {
   const float* scale;
   const float* bias;
   float* y;
+  const void* then;  // weights to fetch ahead at the end, or null
 };
 
 template <class T>
@@ -141,6 +142,8 @@ struct StepProduct {
   int64_t slots;
   // (tokens, rows + 1): the slots at which each row of blocks begins and ends.
   const int32_t* row_starts;
+  // A single token: the weights that are read after this product, or null.
+  const void* then;
 };
 
 // The gradient of x (tokens, in) and of the gates in one step. Tokens count over all steps.
@@ -206,6 +209,9 @@ struct TypedKernels {
                        std::byte* scratch);
   int64_t (*step_product_scratch)(const Grid&, int64_t tokens);  // bytes
   void (*step_input_grad)(const StepInputGrad<T>&, int64_t col);
+  // to (tokens, stride)[.., begin:end] = from + bias; from null: 0, and it may be `to`.
+  void (*add_bias)(const T* from, const T* bias, int64_t tokens, int64_t stride, int64_t begin,
+                   int64_t end, T* to);
   void (*cell_forward)(const CellForward<T>&, int64_t token, int64_t unit_begin, int64_t unit_end);
   void (*cell_backward)(const CellBackward<T>&, int64_t token);
   // y (width) += sum of values[indices[i]] * weight[indices[i]]; indices null: 0, 1, 2 ...

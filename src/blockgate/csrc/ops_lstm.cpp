@@ -76,7 +76,8 @@ Results lstm_forward(const Tensor& projected, const Tensor& h0, const Tensor& c0
     const T* x = t ? data_of<T>(output) + (t - 1) * rows * shape.size : h.data;
     return {step_gate,
             {shape.grid, packed.get(), WeightKind::packed_float, nullptr, x, shape.size, rows,
-             data_of<T>(activations) + t * rows * shape.grid.out, g, i, kept, row_starts.get()},
+             data_of<T>(activations) + t * rows * shape.grid.out, g, i, kept, row_starts.get(),
+             nullptr},
             hidden_weight ? data_of<T>(all_hidden) + t * rows * gate.scored : nullptr,
             data_of<T>(all_scores) + t * rows * gate.scores,
             g,
@@ -94,7 +95,7 @@ Results lstm_forward(const Tensor& projected, const Tensor& h0, const Tensor& c0
       const CellStep<T> step{start.data + t * rows * shape.grid.out, &input, 1, rows,
                              {shape.size, input.step.product.y, t ? cell - rows * shape.size : c.data,
                               cell, data_of<T>(output) + at}};
-      run_gates(member, cut, &input.step, 1, scratch.gate.get());
+      run_gates(member, cut, &input.step, 1, step, scratch.gate.get());
       run_cell(member, cut, step, t % 2, scratch.product.get());
     }
   });

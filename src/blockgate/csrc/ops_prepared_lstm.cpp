@@ -39,7 +39,8 @@ class Product {
       : layer_(layer), bad_(tokens) {
     step_.product = {layer.grid, layer.weight.data, layer.weight.kind, layer.weight.scale,
                      nullptr,    layer.grid.in,     tokens,            y,
-                     nullptr,    nullptr,           0,                 nullptr};
+                     nullptr,    nullptr,           0,                 nullptr,
+                     nullptr};
     step_.bad = bad_.get();
     if (!layer.gate) return;
     const PreparedGate& gate = *layer.gate;
@@ -122,12 +123,12 @@ void run_single_step(const std::vector<Layer>& layers, const std::vector<int64_t
   const StepCut cut{threads_for(work)};
   run_team(cut.threads, [&](TeamMember member) {
     const StepScratch<float> scratch = step_scratch(all.data(), int64_t(all.size()));
-    run_gates(member, cut, first.data(), int64_t(first.size()), scratch.gate.get());
     for (int64_t l = 0; l < shape.layers; ++l) {
-      if (l) run_gates(member, cut, &inputs[2 * l].step, 1, scratch.gate.get());
       const CellStep<float> step{nullptr, &inputs[2 * l], 2, shape.rows,
                                  {shape.size, activations.get(), states.c + l * state,
                                   states.c_n + l * state, states.h_n + l * state}};
+      run_gates(member, cut, l ? &inputs[2 * l].step : first.data(),
+                l ? 1 : int64_t(first.size()), step, scratch.gate.get());
       run_cell(member, cut, step, false, scratch.product.get());
     }
   });
@@ -147,7 +148,7 @@ void run_steps(const PreparedLayer& layer, int64_t open_blocks, const StackShape
       const CellInput<float> input = product.input(t ? y + (t - 1) * state : h);
       const CellStep<float> step{projected + t * 4 * state, &input, 1, shape.rows,
                                  {shape.size, activations.get(), t ? c_n : c, c_n, y + t * state}};
-      run_gates(member, cut, &input.step, 1, scratch.gate.get());
+      run_gates(member, cut, &input.step, 1, step, scratch.gate.get());
       run_cell(member, cut, step, t % 2, scratch.product.get());
     }
   });

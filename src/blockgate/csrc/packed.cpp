@@ -65,7 +65,7 @@ void run_packed_dense(const PackedWeight& weight, const Grid& grid, const float*
     open.reserve(grid.rows * grid.cols);
     for (int64_t row = 0; row < grid.rows; ++row)
       for (int64_t col = 0; col < grid.cols; ++col) open.push_back({int32_t(row), int32_t(col), 1});
-    run_stream({grid, x, weight.data, weight.kind, weight.scale, bias, y}, open.data(),
+    run_stream({grid, x, weight.data, weight.kind, weight.scale, bias, y, nullptr}, open.data(),
                int64_t(open.size()));
     return;
   }
@@ -81,7 +81,7 @@ void run_packed(const PackedWeight& weight, const Grid& grid, const float* x, in
   if (tokens == 0) return;
   if (tokens == 1) {
     const std::vector<OpenBlock> open = open_blocks_of(grid, gates, indices, slots);
-    run_stream({grid, x, weight.data, weight.kind, weight.scale, bias, y}, open.data(),
+    run_stream({grid, x, weight.data, weight.kind, weight.scale, bias, y, nullptr}, open.data(),
                int64_t(open.size()));
     spoil_bad_rows(x, x_stride, tokens, grid.in, y, grid.out);
     return;

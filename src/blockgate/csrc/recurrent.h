@@ -127,20 +127,23 @@ StepScratch<T> step_scratch(const GatedStep<T>* steps, int64_t count) {
   return {Buffer<T>(gate), Buffer<std::byte>(product)};
 }
 
-// All phases of the gates of some independent steps.
-template <class T>
+// All phases of the gates of some independent steps; others(0) .. others(other_tasks - 1) are done
+// beside the last one.
+template <class T, class Others>
 void run_gates(TeamMember& member, const StepCut& cut, const GatedStep<T>* steps, int64_t count,
-               T* scratch) {
-  // Runs task(step, i) for each step's own number of tasks, in one phase.
-  const auto phase = [&](const auto& tasks_of, const auto& task) {
-    int64_t total = 0;
+               T* scratch, int64_t other_tasks, const Others& others) {
+  // Runs task(step, i) for each step's own number of tasks, and more(i) after them, in one phase.
+  const auto phase = [&](const auto& tasks_of, const auto& task, int64_t more_tasks,
+                         const auto& more) {
+    int64_t total = more_tasks;
     for (int64_t s = 0; s < count; ++s) total += tasks_of(steps[s]);
     member.phase(total, [&](int64_t i) {
-      const GatedStep<T>* step = steps;
-      while (i >= tasks_of(*step)) i -= tasks_of(*step++);
-      task(*step, i);
+      for (int64_t s = 0; s < count; i -= tasks_of(steps[s++]))
+        if (i < tasks_of(steps[s])) return task(steps[s], i);
+      more(i);
     });
   };
+  const auto nothing = [](int64_t) {};
   phase(
       [&](const GatedStep<T>& s) {
         return s.gate && s.gate->hidden ? cut.score_tasks(*s.gate->hidden) : 0;
@@ -148,7 +151,8 @@ void run_gates(TeamMember& member, const StepCut& cut, const GatedStep<T>* steps
       [&](const GatedStep<T>& s, int64_t i) {
         score_task(cut, *s.gate->hidden, s.product.x + s.gate->key_offset, s.product.x_stride,
                    s.product.tokens, true, s.hidden, i, scratch);
-      });
+      },
+      0, nothing);
   phase([&](const GatedStep<T>& s) { return s.gate ? cut.score_tasks(s.gate->scores) : 0; },
         [&](const GatedStep<T>& s, int64_t i) {
           const bool hidden = s.gate->hidden.has_value();
@@ -156,16 +160,34 @@ void run_gates(TeamMember& member, const StepCut& cut, const GatedStep<T>* steps
                      hidden ? s.hidden : s.product.x + s.gate->key_offset,
                      hidden ? s.gate->scores.grid.in : s.product.x_stride, s.product.tokens, false,
                      s.scores, i, scratch);
-        });
+        },
+        0, nothing);
   phase([](const GatedStep<T>& s) { return s.product.tokens; },
-        [&](const GatedStep<T>& s, int64_t i) { select_task(s, i, scratch); });
+        [&](const GatedStep<T>& s, int64_t i) { select_task(s, i, scratch); }, other_tasks, others);
+}
+
+// The weights that the only token reads first in a row of blocks, from some panel on; null if none.
+template <class T>
+const void* first_weights(const StepProduct<T>& product, int64_t row, int64_t panel) {
+  const Grid& grid = product.grid;
+  int64_t block = row * grid.cols;
+  if (product.gates) {
+    if (product.row_starts[row] == product.row_starts[row + 1]) return nullptr;
+    block = product.indices[product.row_starts[row]];
+  }
+  const int64_t size = product.kind == WeightKind::packed_int8 ? 1
+                       : product.kind == WeightKind::packed_bfloat16 ? 2
+                                                                     : int64_t(sizeof(T));
+  return static_cast<const std::byte*>(product.weight) +
+         (block * packed_block_size(grid) + panel * packed_depth(grid) * PANEL) * size;
 }
 
 // The product for some panels of one row of blocks; a bad row of x makes all of its outputs NaN.
 template <class T>
 void product_task(const GatedStep<T>& step, int64_t row, int64_t panel_begin, int64_t panel_end,
-                  std::byte* scratch) {
-  const StepProduct<T>& product = step.product;
+                  const void* then, std::byte* scratch) {
+  StepProduct<T> product = step.product;
+  product.then = then;
   typed_kernels<T>().step_product(product, row, panel_begin, panel_end, scratch);
   const int64_t begin = row * product.grid.block_out + panel_begin * PANEL;
   const int64_t end = row * product.grid.block_out +

@@ -9,33 +9,39 @@
 namespace blockgate::BLOCKGATE_ISA {
 
 inline constexpr int STREAM_PANELS = tile_panels<float>(1);
-// Distance in k (one k is one or a part of a cache line of every panel).
-inline constexpr int64_t PREFETCH_STEPS = 24;
+// Steps of k in one cache line of a panel, and how many the prefetch runs ahead: the same number of
+// bytes in every panel, however narrow the weights.
+template <class W>
+inline constexpr int64_t STEPS_PER_LINE = 64 / (PANEL * int64_t(sizeof(W)));
+template <class W>
+inline constexpr int64_t PREFETCH_STEPS = 24 * STEPS_PER_LINE<W>;
 
+// Steps [k, end) of one block, fetching a line of every panel of `ahead` per line that is read.
 template <int PANELS, class W>
-BLOCKGATE_INLINE void prefetch(const W* panels, int64_t panel_stride, int64_t k) {
-  // k covers PANEL * sizeof(W) bytes, so narrow weights need a prefetch only every few k.
-  constexpr int64_t STEPS_PER_LINE = 64 / (PANEL * int64_t(sizeof(W)));
-  if (k % STEPS_PER_LINE) return;
+BLOCKGATE_INLINE void stream_steps(Tile<float, 1, PANELS>& tile, const float* const (&rows)[1],
+                                   const W* panels, int64_t panel_stride, int64_t k, int64_t end,
+                                   const W* ahead) {
+  constexpr int STEPS = int(STEPS_PER_LINE<W>);
+  for (; k + STEPS <= end; k += STEPS, ahead += STEPS * PANEL) {
 #pragma GCC unroll 8
-  for (int p = 0; p < PANELS; ++p) __builtin_prefetch(panels + p * panel_stride + k * PANEL);
+    for (int p = 0; p < PANELS; ++p) __builtin_prefetch(ahead + p * panel_stride);
+#pragma GCC unroll 4
+    for (int s = 0; s < STEPS; ++s) tile_step<1>(tile, rows, panels, panel_stride, k + s);
+  }
+  for (; k < end; ++k) tile_step<1>(tile, rows, panels, panel_stride, k);
 }
 
+// `next` is what is read after this block; null: nothing is known of it.
 template <int PANELS, class W>
 BLOCKGATE_INLINE void stream_block(Tile<float, 1, PANELS>& tile, const float* x, const W* panels,
                                    int64_t panel_stride, int64_t depth, const W* next) {
   const float* const rows[1] = {x};
   tile_clear(tile);
-  const int64_t inside = larger(0, depth - PREFETCH_STEPS);
-  int64_t k = 0;
-  for (; k < inside; ++k) {
-    prefetch<PANELS>(panels, panel_stride, k + PREFETCH_STEPS);
-    tile_step<1>(tile, rows, panels, panel_stride, k);
-  }
-  for (; k < depth; ++k) {
-    prefetch<PANELS>(next, panel_stride, k - inside);
-    tile_step<1>(tile, rows, panels, panel_stride, k);
-  }
+  // A whole number of lines, so that the second part begins with one.
+  const int64_t inside = larger(0, depth - PREFETCH_STEPS<W>) / STEPS_PER_LINE<W> * STEPS_PER_LINE<W>;
+  stream_steps<PANELS>(tile, rows, panels, panel_stride, 0, inside,
+                       panels + PREFETCH_STEPS<W> * PANEL);
+  stream_steps<PANELS>(tile, rows, panels, panel_stride, inside, depth, next ? next : panels);
 }
 
 template <int PANELS, class W>
@@ -55,11 +61,12 @@ BLOCKGATE_INLINE void stream_panels(const StreamArgs& args, int64_t row, int64_t
   if (args.bias) __builtin_memcpy(y, args.bias + output, width * sizeof(float));
   for (int64_t i = 0; i < count; ++i) {
     const int64_t col = open[i].col;
-    const int64_t next_col = i + 1 < count ? open[i + 1].col : col;
+    const W* next = i + 1 < count ? weight + open[i + 1].col * packed_block_size(grid)
+                                  : static_cast<const W*>(args.then);
     Tile<float, 1, PANELS> tile;
     stream_block<PANELS, W>(tile, args.x + col * grid.block_in,
                             weight + col * packed_block_size(grid), stride,
-                            inputs_of_col(grid, col), weight + next_col * packed_block_size(grid));
+                            inputs_of_col(grid, col), next);
     add_gated<float>(y, y, tile.acc[0], open[i].gate,
                      scale ? scale + col * packed_panels(grid) * PANEL : nullptr, PANELS * PANEL);
   }

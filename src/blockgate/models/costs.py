@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from blockgate.analysis.hooks import gate_label
 from blockgate.gating import Gate
 from blockgate.models.language_model import LanguageModel, LanguageModelConfig
 from blockgate.models.softmax import AdaptiveSoftmax
@@ -51,7 +52,7 @@ def count_costs(model: nn.Module, densities: Mapping[str, float] | None = None) 
 
     Args:
         model: a LanguageModel or an ImageNetwork.
-        densities: measured, by the name of the gate; target densities where none is given.
+        densities: measured, by the names that `record_gates` gives; target densities where none is given.
     """
     layers = tuple(f"{name}." for name in model.matrix_layers)  # type: ignore[union-attr]
     total = matrices = 0.0
@@ -108,7 +109,7 @@ def _products(model: nn.Module, densities: Mapping[str, float]) -> Iterator[tupl
         if isinstance(module, Gate):
             size = module.grid.out_features * module.grid.in_features
             gate = sum(w.numel() for w in (module.weight, module.hidden_weight) if w is not None)
-            yield name, size, size * densities.get(name, module.target_density), gate
+            yield name, size, size * densities.get(gate_label(name), module.target_density), gate
         elif isinstance(module, AdaptiveSoftmax):
             size = module.weight.numel() + module.group_weight.numel()
             yield name, size, size, 0

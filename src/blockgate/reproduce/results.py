@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
+from blockgate.analysis import record_gates
 from blockgate.bench import machine
 from blockgate.errors import invalid
 from blockgate.models import count_costs
 from blockgate.training import Run, load_trained, train
 from blockgate.training.checkpoint import write_whole
 from blockgate.training.config import differences, run_to_plain
-from blockgate.training.gate_health import count_gates, gate_health
+from blockgate.training.gate_health import has_gates
 from blockgate.training.tasks import make_task
 
 __all__ = ["RESULT", "load_result", "run_arm"]
@@ -49,18 +50,23 @@ def measure(folder: Path) -> dict[str, Any]:
     """Costs of the best model of a run, at the densities that its gates have on the test data."""
     trained = load_trained(folder)
     task = make_task(trained.run, vocabulary=trained.vocabulary)
-    with count_gates(trained.model) as counts:
-        if counts:
-            task.evaluate(trained.model, "test", torch.device("cpu"))
-    densities = {name: float(count.opened.mean() / count.rows) for name, count in counts.items()}
+    if not has_gates(trained.model):
+        return {"costs": asdict(count_costs(trained.model)), "gates": {}}
+    with record_gates(trained.model, coactivation=False) as record:
+        task.evaluate(trained.model, "test", torch.device("cpu"))
     gates = {
-        name: {"target_density": counts[name].target_density, "measured_density": density}
-        for name, density in densities.items()
+        name: {
+            "target_density": gate.target_density,
+            "measured_density": gate.measured_density,
+            **gate.shares(0.95)._asdict(),
+        }
+        for name, gate in record.gates.items()
     }
+    densities = {name: float(gate["measured_density"] or 0.0) for name, gate in gates.items()}
     return {
         "costs": asdict(count_costs(trained.model, densities)),
         "gates": gates,
-        "gate_health": gate_health(counts)[0],
+        "gate_warnings": record.warnings(),
     }
 
 

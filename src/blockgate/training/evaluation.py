@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from blockgate.analysis import record_gates
 from blockgate.schedule import set_sparsity
 from blockgate.training.checkpoint import Trained
-from blockgate.training.gate_health import count_gates, gate_health, has_gates
+from blockgate.training.gate_health import gate_facts, has_gates
 from blockgate.training.tasks import make_task
 
 __all__ = ["evaluate"]
@@ -24,6 +25,8 @@ def evaluate(trained: Trained, part: str, *, sparsity: float | None = None) -> d
     if sparsity is not None:
         set_sparsity(trained.model, sparsity)
     task = make_task(trained.run, vocabulary=trained.vocabulary)
-    with count_gates(trained.model) as counts:
+    if not has_gates(trained.model):
+        return task.metrics(task.evaluate(trained.model, part, torch.device("cpu")))
+    with record_gates(trained.model, coactivation=False) as record:
         metrics = task.metrics(task.evaluate(trained.model, part, torch.device("cpu")))
-    return metrics | (gate_health(counts)[0] if has_gates(trained.model) else {})
+    return metrics | gate_facts(record)

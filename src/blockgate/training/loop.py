@@ -11,11 +11,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from blockgate.analysis import record_gates
 from blockgate.errors import BlockgateError, invalid
 from blockgate.gating import Gate
 from blockgate.training.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint
 from blockgate.training.config import Run, differences, run_to_plain
-from blockgate.training.gate_health import count_gates, gate_health, has_gates
+from blockgate.training.gate_health import gate_facts, has_gates
 from blockgate.training.hooks import Hook, PruningHook, RampHook, WeightAverage
 from blockgate.training.launch import check_run, deferred_interrupt, launch
 from blockgate.training.logs import RunLog
@@ -208,17 +209,14 @@ class _Training:
 
     @torch.no_grad()
     def _gate_health(self) -> dict[str, float]:
-        """Facts about the gates for a row, and a warning if they have collapsed."""
+        """Facts about the gates for a row, and warnings such as that they have collapsed; of this process's share."""
         if not has_gates(self.module):
             return {}
-        with count_gates(self.module) as counts:
+        with record_gates(self.module, coactivation=False) as record:
             self.task.evaluate(self.model, "valid", self.fabric.device, GATE_BATCHES)
-        for count in counts.values():
-            count.opened, count.rows = self._total(count.opened), self._total(count.rows)
-        facts, warnings = gate_health(counts)
-        for warning in warnings:
+        for warning in record.warnings():
             self.log.say(f"warning: {warning}")
-        return facts
+        return gate_facts(record)
 
     def _total(self, sums: Tensor) -> Tensor:
         """Sums over all processes."""
