@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from blockgate.reproduce.arms import Arm
 from blockgate.reproduce.report import table
+from tests.helpers import raises_blockgate
 
 DENSE, GATED, SMALL = Arm("ptb-lstm", "dense"), Arm("ptb-lstm", "dynamic", 90), Arm("ptb-lstm", "small", 90)
 MACHINE = {"cpu": "Test CPU", "torch": "2.99", "commit": "abc", "threads": 1, "instruction set": "avx2"}
@@ -12,7 +13,9 @@ MACHINE = {"cpu": "Test CPU", "torch": "2.99", "commit": "abc", "threads": 1, "i
 def result(seed, valid, test, *, macs, layers, dense_layers, gates=0, parameters=5000, zeros=0):
     costs = {"macs": macs, "matrix_macs": layers, "matrix_macs_dense": dense_layers, "gate_macs": gates}
     return {
+        "arm": "x",
         "seed": seed,
+        "run": {"epochs": 9, "seed": seed, "model": {"hidden_size": macs}},
         "valid": {"loss": 1.0, "perplexity": valid},
         "test": {"loss": 1.0, "perplexity": test},
         "costs": costs | {"parameters": parameters, "zeros": zeros},
@@ -65,6 +68,15 @@ def test_small_dense_layers_are_compared_with_the_dense_ones():
     assert rows_of(table("", [DENSE, SMALL], small, "laptop"))[1][6] == "-"
 
 
+def test_results_of_different_recipes_are_not_mixed():
+    other = result(1, 110.0, 99.0, macs=1450, layers=450, dense_layers=2000)
+    other["run"]["epochs"] = 10
+    with raises_blockgate(
+        "results of ptb-lstm: expected the recipe of x, seed 1, got 'ptb-lstm-dynamic-90, seed 1, with"
+    ):
+        table("", [DENSE, GATED], RESULTS | {GATED.name: [other]}, "laptop")
+
+
 def test_pruned_parameters_are_not_counted():
     agp = Arm("ptb-lstm", "agp", 90)
     pruned = [result(1, 1.0, 1.0, macs=1200, layers=200, dense_layers=2000, zeros=1800)]
@@ -77,7 +89,7 @@ def test_errors_of_image_networks_are_percentages():
     images = result(1, 0.0, 0.0, macs=10, layers=5, dense_layers=10) | {"valid": {"error": 0.0213}}
     images["test"] = {"error": 0.0199}
     row = rows_of(table("MNIST", [arm], {arm.name: [images]}, "paper"), "| mnist")[0]
-    assert row[-3:] == ["2.13%", "1.99%", "2.00%"]
+    assert row[-3:] == ["2.13%", "1.99%", "about 2%"]
 
 
 def test_nothing_done_yet():

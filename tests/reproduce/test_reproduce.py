@@ -178,6 +178,7 @@ def test_workers_leave_arms_alone_that_others_are_at(job, tmp_path):
         (["table2", "--jobs", "0"], "jobs: expected a positive int, got 0"),
         (["table1"], "Run `blockgate data fetch ptb`"),
         (["mnist"], "Run `blockgate data fetch mnist`"),
+        (["table2", "--data-dir", "some/where"], "expected a file train.txt in some/where/ptb"),
         (["figure1", "--scale", "tiny", "--time"], "--time: expected a table, got 'figure1'"),
     ],
 )

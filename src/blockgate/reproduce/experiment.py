@@ -74,10 +74,11 @@ def reproduce(order: Order) -> Path:
     folder = order.output / order.scale
     bases = {task: _base_run(task, order, folder) for task in dict.fromkeys(arm.task for arm in arms)}
     words = {task: _check_data(base) for task, base in bases.items()}
+    runs = {arm: run_of(arm, bases[arm.task], words[arm.task]) for arm in arms}
     jobs = [
-        Job(arm.name, _placed(run_of(arm, bases[arm.task], words[arm.task]), arm, seed, order, folder))
+        Job(arm.name, replace(run, output=folder / arm.name / f"seed-{seed}", seed=seed))
         for seed in range(1, order.seeds + 1)
-        for arm in arms
+        for arm, run in runs.items()
     ]
     for job in jobs:
         load_result(job.run.output, job.run)
@@ -99,7 +100,8 @@ def _base_run(task: str, order: Order, folder: Path) -> Run:
         base = tiny_run(configs[f"{task}-laptop"], folder / "data")
     else:
         base = configs[f"{task}-{order.scale}"]
-    return base if order.scale == "paper" else replace(base, accelerator="cpu")
+    accelerator = base.accelerator if order.scale == "paper" else "cpu"
+    return replace(base, accelerator=accelerator, threads=order.threads, data_dir=order.data_dir)
 
 
 def _check_data(base: Run) -> int:
@@ -108,11 +110,6 @@ def _check_data(base: Run) -> int:
         return len(load_corpus(base.data, base.data_dir).vocabulary)
     load_images(base.data, base.data_dir)
     return 0
-
-
-def _placed(run: Run, arm: Arm, seed: int, order: Order, folder: Path) -> Run:
-    output = folder / arm.name / f"seed-{seed}"
-    return replace(run, output=output, seed=seed, threads=order.threads, data_dir=order.data_dir)
 
 
 def _first_models(arms: Sequence[Arm], jobs: Sequence[Job]) -> dict[Arm, Any]:

@@ -7,16 +7,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from blockgate.analysis.table import markdown_table, short, to_percent
+from blockgate.errors import invalid
 from blockgate.reproduce.arms import Arm
 from blockgate.reproduce.paper import PAPER
 from blockgate.reproduce.timing import ENGINES
+from blockgate.training.config import differences
 
 __all__ = ["table"]
 
 # Results of an arm, one for each seed.
 Results = dict[str, list[dict[str, Any]]]
 
-METRICS = {"perplexity": ("perplexity", "{:.2f}"), "error": ("error", "{:.2%}")}
+# How numbers are written: ours, and the paper's.
+METRICS = {"perplexity": ("{:.2f}", "{:.2f}"), "error": ("{:.2%}", "about {:.0%}")}
+
+# What may differ between the runs of one task: all else is their common recipe.
+OWN = ("model.", "pruning.", "ramp.", "seed:")
 
 NOTES = """\
 - Density: share of the layers' blocks (dynamic, static) or weights (pruned) that an input meets, as measured on the
@@ -40,7 +46,7 @@ def table(title: str, arms: Sequence[Arm], results: Results, scale: str, times: 
     """
     done = [result for of_arm in results.values() for result in of_arm]
     metric = next(iter(METRICS.keys() & done[0]["test"].keys())) if done else "perplexity"
-    name, form = METRICS[metric]
+    _check_recipes(arms, results)
     head = [
         "task",
         "model",
@@ -49,21 +55,38 @@ def table(title: str, arms: Sequence[Arm], results: Results, scale: str, times: 
         "parameters",
         "MACs",
         "layers",
-        f"valid {name}",
-        f"test {name}",
+        f"valid {metric}",
+        f"test {metric}",
         "paper",
     ]
     dense = {arm.task: results[arm.name][0] for arm in arms if arm.kind == "dense" and results.get(arm.name)}
-    rows = [_row(arm, results.get(arm.name, []), dense.get(arm.task), metric, form) for arm in arms]
+    rows = [_row(arm, results.get(arm.name, []), dense.get(arm.task), metric) for arm in arms]
     parts = [f"# {title}, {scale} scale\n", markdown_table(head, rows), NOTES + _about(scale, done)]
     if times is not None:
         parts.append(_time_table(arms, times))
     return "\n".join(parts)
 
 
-def _row(arm: Arm, results: list[dict[str, Any]], dense: dict[str, Any] | None, metric: str, form: str) -> list[str]:
+def _check_recipes(arms: Sequence[Arm], results: Results) -> None:
+    """Refuses to put results into one table that were trained in different ways."""
+    first: dict[str, dict[str, Any]] = {}
+    for arm in arms:
+        for result in results.get(arm.name, []):
+            one = first.setdefault(arm.task, result)
+            changed = [text for text in differences(one["run"], result["run"]) if not text.startswith(OWN)]
+            if changed:
+                raise invalid(
+                    f"results of {arm.task}",
+                    expected=f"the recipe of {one['arm']}, seed {one['seed']}",
+                    got=f"{arm.name}, seed {result['seed']}, with {'; '.join(changed)}",
+                    remedy="Give another --output, or delete the folders of arms that are to be run again.",
+                )
+
+
+def _row(arm: Arm, results: list[dict[str, Any]], dense: dict[str, Any] | None, metric: str) -> list[str]:
+    form, paper_form = METRICS[metric]
     start = [arm.task, arm.label, "-" if arm.percent is None else f"{arm.percent}%"]
-    paper = form.format(PAPER[arm.name]) if arm.name in PAPER else "-"
+    paper = paper_form.format(PAPER[arm.name]) if arm.name in PAPER else "-"
     if not results:
         return [*start, *["-"] * 6, paper]
     costs = results[0]["costs"]

@@ -93,7 +93,7 @@ def _workers(plan: Path, count: int, folder: Path) -> Iterator[list[subprocess.P
         try:
             for number in range(count):
                 log = stack.enter_context((folder / f"worker-{number}.log").open("wb"))
-                command = [sys.executable, "-m", "blockgate.reproduce.worker", str(plan)]
+                command = [sys.executable, "-m", "blockgate.reproduce", str(plan)]
                 # A session of their own: Ctrl-C reaches this process alone, which passes it on once.
                 workers.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
             yield workers

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
@@ -67,7 +66,3 @@ def _claimed(folder: Path) -> Iterator[bool]:
             yield False
             return
         yield True
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
