@@ -79,6 +79,21 @@ def test_what_is_gone_stays_gone_under_any_optimizer(block_size):
     assert all((w == 0).double().mean() >= 0.75 for w in weights.values())
 
 
+@pytest.mark.parametrize("block_size", [None, 2])
+def test_entries_that_were_moved_away_from_zero_do_not_come_back(block_size):
+    weight = nn.Parameter(torch.arange(16.0).view(4, 4))
+    pruner = pruner_of(weight, 0.5, 1, 3, 2, initial=0.25, block_size=block_size)
+    pruner.step()
+    gone = weight == 0
+    for _ in range(2):
+        with torch.no_grad():
+            weight[gone] = 100.0
+        pruner.step()
+    assert gone.any()
+    assert not weight[gone].any()
+    assert (weight == 0).sum() == 8
+
+
 def test_a_pruned_lstm_computes_with_its_pruned_weights():
     lstm = nn.LSTM(6, 4)
     other = copy.deepcopy(lstm)
