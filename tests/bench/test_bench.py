@@ -23,7 +23,7 @@ def test_timing_summary_by_hand():
 
 def test_arms_take_turns():
     order = []
-    timing.interleave({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, seconds=0.0)
+    timing.interleave({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, seconds=0.01)
     changes = sum(x != y for x, y in itertools.pairwise(order))
     assert changes >= 15
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Timing", "cache_bytes", "evict_cache", "interleave"]
 
-# Calls of one arm in a row: the first few bring its data back into the cache and are not counted.
+# Calls of one arm in a row: the first few bring its data back into the cache and are not counted. Slow arms, whose data
+# no cache holds, have one.
 WARM_CALLS = 3
 
 
@@ -57,32 +58,36 @@ def interleave(
 
     Args:
         arms: name to a call.
-        seconds: time to spend on each arm, about.
+        seconds: time to spend on each arm, about. One that takes longer for a single call joins in every fourth round.
         cold: evict the cache before every timed call; otherwise an arm's data is warm.
         progress: called after each round.
     """
     for call in arms.values():
         call()
     rounds = 8
-    calls = {name: _calls_per_round(call, seconds / rounds) for name, call in arms.items()}
+    once = {name: _seconds(call) for name, call in arms.items()}
     times: dict[str, list[float]] = {name: [] for name in arms}
-    for _ in range(rounds):
+    for turn in range(rounds):
         for name, call in arms.items():
-            times[name] += _timed(call, calls[name], cold)
+            if once[name] <= seconds or turn % 4 == 0:
+                times[name] += _timed(call, _calls_per_round(once[name], seconds / rounds), cold)
         progress()
     return {name: Timing.of(values) for name, values in times.items()}
 
 
-def _calls_per_round(call: Callable[[], Any], seconds: float) -> int:
+def _seconds(call: Callable[[], Any]) -> float:
     begin = time.perf_counter()
     call()
-    once = time.perf_counter() - begin
-    return max(2, min(2000, int(seconds / max(once, 1e-7))))
+    return time.perf_counter() - begin
+
+
+def _calls_per_round(once: float, seconds: float) -> int:
+    return max(1, min(2000, int(seconds / max(once, 1e-7))))
 
 
 def _timed(call: Callable[[], Any], calls: int, cold: bool) -> Iterator[float]:
     if not cold:
-        for _ in range(WARM_CALLS):
+        for _ in range(min(WARM_CALLS, calls)):
             call()
     for _ in range(calls if not cold else min(calls, 10)):
         if cold:
