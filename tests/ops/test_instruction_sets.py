@@ -18,6 +18,7 @@ KERNEL_TESTS = [
     "tests/ops/test_kernels.py",
     "tests/ops/test_registered.py",
     "tests/ops/test_packed.py",
+    "tests/ops/test_packed_int8.py",
     "tests/layers/test_fused.py",
 ]
 

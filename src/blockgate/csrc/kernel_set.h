@@ -3,6 +3,7 @@
 
 #include "backward.h"
 #include "forward.h"
+#include "quantise.h"
 #include "stream.h"
 #include "topk.h"
 
@@ -21,7 +22,7 @@ constexpr TypedKernels<T> typed_set() {
 }
 
 constexpr KernelTable make_table(const char* name) {
-  return {name, typed_set<float>(), typed_set<double>(), STREAM_PANELS, stream};
+  return {name, typed_set<float>(), typed_set<double>(), STREAM_PANELS, stream, quantise};
 }
 
 }  // namespace blockgate::BLOCKGATE_ISA

@@ -12,6 +12,11 @@ inline constexpr int STREAM_PANELS = tile_panels<float>(1);
 // Distance in k (one k is one or a part of a cache line of every panel).
 inline constexpr int64_t PREFETCH_STEPS = 24;
 
+template <class W>
+using StreamInput = typename Arithmetic<float, W>::Input;
+template <class W>
+using StreamSum = typename Arithmetic<float, W>::Sum;
+
 template <int PANELS, class W>
 BLOCKGATE_INLINE void prefetch(const W* panels, int64_t panel_stride, int64_t k) {
   // k covers PANEL * sizeof(W) bytes, so narrow weights need a prefetch only every few k.
@@ -22,19 +27,27 @@ BLOCKGATE_INLINE void prefetch(const W* panels, int64_t panel_stride, int64_t k)
 }
 
 template <int PANELS, class W>
-BLOCKGATE_INLINE void stream_block(Tile<float, 1, PANELS>& tile, const float* x, const W* panels,
-                                   int64_t panel_stride, int64_t depth, const W* next) {
-  const float* const rows[1] = {x};
+BLOCKGATE_INLINE void stream_block(Tile<StreamSum<W>, 1, PANELS>& tile, const StreamInput<W>* x,
+                                   const W* panels, int64_t panel_stride, int64_t depth,
+                                   const W* next) {
+  constexpr int64_t STEP = Arithmetic<float, W>::IN_PAIRS ? 2 : 1;
+  const StreamInput<W>* const rows[1] = {x};
+  const auto step = [&](int64_t k) __attribute__((always_inline)) {
+    if constexpr (STEP == 2)
+      pair_step(tile, rows, panels, panel_stride, k, k + 1 < depth ? PANEL : 0);
+    else
+      tile_step<1>(tile, rows, panels, panel_stride, k);
+  };
   tile_clear(tile);
-  const int64_t inside = larger(0, depth - PREFETCH_STEPS);
+  const int64_t inside = larger(0, depth - PREFETCH_STEPS) / STEP * STEP;
   int64_t k = 0;
-  for (; k < inside; ++k) {
+  for (; k < inside; k += STEP) {
     prefetch<PANELS>(panels, panel_stride, k + PREFETCH_STEPS);
-    tile_step<1>(tile, rows, panels, panel_stride, k);
+    step(k);
   }
-  for (; k < depth; ++k) {
+  for (; k < depth; k += STEP) {
     prefetch<PANELS>(next, panel_stride, k - inside);
-    tile_step<1>(tile, rows, panels, panel_stride, k);
+    step(k);
   }
 }
 
@@ -56,12 +69,20 @@ BLOCKGATE_INLINE void stream_panels(const StreamArgs& args, int64_t row, int64_t
   for (int64_t i = 0; i < count; ++i) {
     const int64_t col = open[i].col;
     const int64_t next_col = i + 1 < count ? open[i + 1].col : col;
-    Tile<float, 1, PANELS> tile;
-    stream_block<PANELS, W>(tile, args.x + col * grid.block_in,
-                            weight + col * packed_block_size(grid), stride,
+    float gate = open[i].gate;
+    const StreamInput<W>* x;
+    if constexpr (Arithmetic<float, W>::IN_PAIRS) {
+      gate *= args.quantised.size[col];
+      x = args.quantised.steps.data + col * args.quantised.steps.block_stride;
+    } else {
+      x = args.x + col * grid.block_in;
+    }
+    Tile<StreamSum<W>, 1, PANELS> tile;
+    stream_block<PANELS, W>(tile, x, weight + col * packed_block_size(grid), stride,
                             inputs_of_col(grid, col), weight + next_col * packed_block_size(grid));
-    add_gated<float>(y, y, tile.acc[0], open[i].gate,
-                     scale ? scale + col * packed_panels(grid) * PANEL : nullptr, PANELS * PANEL);
+    add_gated<float, StreamSum<W>>(y, y, tile.acc[0], gate,
+                                   scale ? scale + col * packed_panels(grid) * PANEL : nullptr,
+                                   PANELS * PANEL);
   }
   __builtin_memcpy(args.y + output, y, width * sizeof(float));
 }
