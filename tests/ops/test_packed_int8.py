@@ -96,6 +96,15 @@ def test_any_magnitude(value, rows):
     assert_close(y, reference_packed.dense_packed_linear(*one_block(x, weight)))
 
 
+@needs_kernels
+@pytest.mark.parametrize("value", [0.0, 1e-45, 6.4e-41, 1e-38, 1e-35, 1e-30, 1.0, 1e30])
+def test_inputs_are_rounded_as_in_the_reference(value):
+    x = torch.randn(9, 33).clamp(-1, 1) * value
+    x[:, 0] = value
+    y = packed.dense_packed_linear(*one_block(x, 127 * torch.eye(33)))
+    torch.testing.assert_close(y, 127 * reference_packed.quantise_inputs(x, 34), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("rows", [1, 4, 9])
 @pytest.mark.parametrize("suffix", ["", "_reference"])

@@ -85,11 +85,12 @@ BLOCKGATE_INLINE void load_pairs(const int16_t* p, int64_t, PanelPairs& pairs) {
   for (int v = 0; v < PAIR_VECTORS; ++v) pairs[v] = load(p + v * LANES<int16_t>);
 }
 
-// Integer sums need a register for the product beside the one for the sum: fewer panels at once.
+// Fewer panels at once than in float: a product needs a register beside its sum, sums that are
+// ready after one cycle need no company to fill the pipeline, and few panels are few streams.
 template <>
 constexpr int tile_panels<int32_t>(int rows) {
   int panels = 1;
-  while (panels < 8 && 3 * panels * rows * PAIR_VECTORS <= BLOCKGATE_ACCUMULATORS) panels *= 2;
+  while (panels < 8 && 4 * panels * rows * PAIR_VECTORS <= BLOCKGATE_ACCUMULATORS) panels *= 2;
   return panels;
 }
 
