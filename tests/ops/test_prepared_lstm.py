@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from blockgate import BlockGrid
-from blockgate.ops import gate_scores, gated_linear, native, packed, topk_gates
+from blockgate.ops import gate_scores, gated_linear, native, packed, reference_packed, topk_gates
 from blockgate.ops.gated_lstm import gated_lstm
 from tests.helpers import assert_close
 
@@ -23,6 +23,22 @@ STACKS = [
     (20, 64, (128, 128), {"normalise": "none"}),
     (96, 96, (32, 32), {"dense": True}),
 ]
+
+
+def as_read(rows, stored, block):
+    """Inputs as a product with these packed blocks reads them."""
+    return reference_packed.quantise_inputs(rows, block[1]) if stored[0].dtype == torch.int8 else rows
+
+
+def step_by_step(product, projected, h, c):
+    """The recurrence in plain torch around a product: output (T, N, H) and c_n."""
+    output = []
+    for start in projected:
+        i, f, g, o = (start + product(h)).chunk(4, dim=1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        output.append(h)
+    return torch.stack(output), c
 
 
 class Product:
@@ -53,9 +69,12 @@ class Product:
             key = torch.relu(gate_scores(key, *self.hidden))
         scores = gate_scores(key, *self.gate)
         gates, indices = topk_gates(scores, self.open_blocks, groups=self.groups, normalise=self.normalise)
+        rows = as_read(rows, self.stored, self.grid.block)
         return gated_linear(rows, self.weight, self.bias, gates, indices, self.grid.block)
 
     def recurrence(self, projected, h, c):
+        if self.stored[0].dtype == torch.int8:
+            return step_by_step(self, projected, h, c)
         return gated_lstm(
             projected, h, c, self.weight, self.bias, *self.gate, *self.hidden, key_offset=self.key_offset,
             key_size=self.key_size, block=self.grid.block, open_blocks=self.open_blocks, groups=self.groups,
@@ -71,8 +90,14 @@ class DenseProduct:
     def __init__(self, inputs, outputs, block, dtype):
         self.stored = packed.pack_blocks(torch.randn(outputs, inputs) * inputs**-0.5, *block, dtype)
         self.weight = packed.unpack_blocks(*self.stored, outputs, inputs, *block)
-        self.bias = torch.randn(outputs)
+        self.bias, self.block = torch.randn(outputs), block
         self.handle = packed.prepare_packed_linear(*self.stored, self.bias, inputs, outputs, *block)
+
+    def __call__(self, rows):
+        return nn.functional.linear(as_read(rows, self.stored, self.block), self.weight, self.bias)
+
+    def recurrence(self, projected, h, c):
+        return step_by_step(self, projected, h, c)
 
 
 def make_stack(inputs, size, block, options, dtype, layers=2):
@@ -89,8 +114,11 @@ def run(stack, x, h, c):
 
 
 def expected(stack, x, h, c):
-    """Through the ops of training, layer by layer; dense layers through nn.LSTM."""
-    if isinstance(stack[0], DenseProduct):
+    """Through the ops of training, layer by layer; dense layers through nn.LSTM.
+
+    Where weights are int8, with the inputs of every product rounded as packing promises.
+    """
+    if isinstance(stack[0], DenseProduct) and stack[0].stored[0].dtype != torch.int8:
         lstm = nn.LSTM(x.shape[2], h.shape[2], len(stack) // 2)
         for i, product in enumerate(stack):
             suffix = f"{'ih' if i % 2 == 0 else 'hh'}_l{i // 2}"
@@ -117,7 +145,7 @@ def problem(inputs, size, steps, rows, layers=2):
 def test_results_equal_those_of_training(stack, steps, rows, dtype):
     products = make_stack(*stack, dtype)
     inputs = problem(stack[0], stack[1], steps, rows)
-    # `expected` has the weights that the packed blocks stand for, so only the order of sums differs.
+    # `expected` has the weights and inputs that packed products stand for, so only the order of sums differs.
     for name, got, want in zip(("y", "h_n", "c_n"), run(products, *inputs), expected(products, *inputs), strict=True):
         assert_close(got, want, name)
 
@@ -195,8 +223,9 @@ def test_the_blocks_that_training_closes_are_never_read(steps):
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("where", ["x", "h"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_bad_value_spoils_its_row_alone(steps, where, value):
-    products = make_stack(*STACKS[0], torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_a_bad_value_spoils_its_row_alone(steps, where, value, dtype):
+    products = make_stack(*STACKS[0], dtype)
     x, h, c = problem(24, 32, steps, 3)
     want = run(products, x, h, c)
     (x if where == "x" else h)[0, 1, 0] = value  # outside the key
@@ -225,9 +254,10 @@ def test_non_contiguous_inputs():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 @pytest.mark.parametrize("rows", [1, 4])
-def test_a_prepared_dense_layer_is_a_linear_layer(rows):
-    product, x = DenseProduct(30, 50, (16, 16), torch.float32), torch.randn(rows, 30)
+def test_a_prepared_dense_layer_is_a_linear_layer(rows, dtype):
+    product, x = DenseProduct(30, 50, (16, 16), dtype), torch.randn(rows, 30)
     want = packed.dense_packed_linear(x, *product.stored, product.bias, 50, 16, 16)
     torch.testing.assert_close(packed.run_prepared_linear(x, product.handle, 0), want, rtol=0, atol=0)
     packed.release_prepared_linear(product.handle)

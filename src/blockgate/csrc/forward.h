@@ -1,7 +1,7 @@
 // The forward product: weight block outermost, the tokens that opened it inside.
 //
 // y = bias; then for each open block in ascending order y = fma(gate, acc, y), where acc is the
-// tile's chain (int8 blocks: y = fma(gate * scale, acc, y)).
+// tile's chain. int8 blocks: y = fma(gate * step size * scale, acc, y), acc exact and then rounded.
 #pragma once
 
 #include "forward_block.h"
@@ -87,27 +87,37 @@ BLOCKGATE_INLINE void copy_row(const T* source, int64_t width, T* target) {
   for (; i < width; ++i) target[i] = source ? source[i] : T(0);
 }
 
-// One block whose weights are already T panels or are few enough uses to convert on load.
+// One block whose weights are computed in as they are, or used so rarely that each load converts.
 template <class T, class W>
 void forward_packed(const BlockJob<T, W>& job, int64_t panels, T* scratch,
                     int64_t scratch_capacity) {
-  if constexpr (sizeof(W) != sizeof(T)) {
+  using Math = Arithmetic<T, W>;
+  using Expanded = typename Math::Expanded;
+  if constexpr (sizeof(W) != sizeof(Expanded)) {
     if (job.count > MAX_ROWS<T>) {
       // Many tokens share the block: converting once is cheaper than on every load.
       for (int64_t p = 0; p < panels; p += scratch_capacity) {
         const int64_t n = smaller(scratch_capacity, panels - p);
-        const int64_t size = job.depth * PANEL;
+        const int64_t size = (job.depth + (Math::IN_PAIRS ? job.depth % 2 : 0)) * PANEL;
+        Expanded* const expanded = reinterpret_cast<Expanded*>(scratch);
         for (int64_t i = 0; i < n; ++i)
-          expand(job.panels + (p + i) * job.panel_stride, size, scratch + i * size);
-        forward_block<T, T>({job.x, job.x_stride, scratch, size, job.depth,
-                             job.scale ? job.scale + p * PANEL : nullptr, skip_panels(job.y, p),
-                             job.outputs - p * PANEL, job.entries, job.first_token, job.count},
-                            n);
+          expand(job.panels + (p + i) * job.panel_stride, job.depth, expanded + i * size);
+        forward_block<T, Expanded>(
+            {job.x, job.x_stride, expanded, size, job.depth,
+             job.scale ? job.scale + p * PANEL : nullptr, skip_panels(job.y, p),
+             job.outputs - p * PANEL, job.entries, job.first_token, job.count, job.step_size},
+            n);
       }
       return;
     }
   }
   forward_block<T, W>(job, panels);
+}
+
+template <class W, class Args>
+BLOCKGATE_INLINE const auto& inputs_for(const Args& args) {
+  if constexpr (Arithmetic<float, W>::IN_PAIRS) return args.quantised.steps;
+  else return args.x;
 }
 
 template <class T, class W>
@@ -121,9 +131,10 @@ void forward_row_packed(const ForwardArgs<T>& args, const ForwardTask& task, int
     const BlockUse<T> use = block_use(args.groups, block, task.token_begin, task.token_end);
     if (use.count == 0) continue;
     const int64_t output = task.panel_begin * PANEL;
+    const auto& x = inputs_for<W>(args);
     const BlockJob<T, W> job{
-        args.x.data + col * args.x.block_stride,
-        args.x.stride,
+        x.data + col * x.block_stride,
+        x.stride,
         static_cast<const W*>(args.weight) + block * packed_block_size(grid) +
             task.panel_begin * stride,
         stride,
@@ -133,7 +144,8 @@ void forward_row_packed(const ForwardArgs<T>& args, const ForwardTask& task, int
         outputs_of_row(grid, row) - output,
         use.entries,
         task.token_begin,
-        use.count};
+        use.count,
+        args.quantised.size + col * args.quantised.tokens};
     forward_packed<T, W>(job, panels, scratch, scratch_panels(grid));
   }
 }

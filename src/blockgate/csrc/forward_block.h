@@ -1,7 +1,9 @@
 // One block's part of the forward product: tiles of tokens and panels, added to the results.
 #pragma once
 
-#include "microkernel.h"
+#include "integer_tile.h"
+
+#include <type_traits>
 
 namespace blockgate::BLOCKGATE_ISA {
 
@@ -18,44 +20,49 @@ struct Results {
 // Some panels of one block and the tokens that use them.
 template <class T, class W>
 struct BlockJob {
-  const T* x;  // at the block's first column
+  const typename Arithmetic<T, W>::Input* x;  // at the block's first column
   int64_t x_stride;
   const W* panels;
   int64_t panel_stride, depth;
-  const float* scale;  // at the first panel, or null
+  const float* scale;  // of int8 weights, at the first panel
   Results<T> y;        // at the first panel's first output
   int64_t outputs;
   const Entry<T>* entries;  // null: tokens first_token, first_token + 1, ... with gate 1
   int64_t first_token, count;
+  const float* step_size = nullptr;  // of int16 inputs, for token 0
 };
 
-// y = fma(gate, acc, base) for one token; `width` of the panels' outputs exist.
-template <class T, int VECTORS>
-BLOCKGATE_INLINE void add_gated(T* y, const T* base, const Vec<T> (&acc)[VECTORS], T gate,
+// y = fma(gate, acc, base) for one token; `width` of the panels' outputs exist. Integer sums come
+// with a gate in which the size of an input step is a factor, and with the scales of the weights.
+template <class T, class Sum = T, int VECTORS>
+BLOCKGATE_INLINE void add_gated(T* y, const T* base, const Vec<Sum> (&acc)[VECTORS], T gate,
                                 const float* scale, int64_t width) {
   constexpr int L = LANES<T>;
+  constexpr bool SCALED = std::is_integral_v<Sum>;
   if (width >= VECTORS * L) {
 #pragma GCC unroll 16
     for (int j = 0; j < VECTORS; ++j) {
       Vec<T> factor = broadcast(gate);
-      if constexpr (sizeof(T) == sizeof(float))
-        if (scale) factor *= load(scale + j * L);
-      store(y + j * L, multiply_add(factor, acc[j], load(base + j * L)));
+      if constexpr (SCALED) factor *= load(scale + j * L);
+      store(y + j * L, multiply_add(factor, __builtin_convertvector(acc[j], Vec<T>),
+                                    load(base + j * L)));
     }
     return;
   }
-  T values[VECTORS * L];
+  Sum values[VECTORS * L];
 #pragma GCC unroll 16
   for (int j = 0; j < VECTORS; ++j) store(values + j * L, acc[j]);
   for (int64_t i = 0; i < width; ++i) {
-    const T factor = scale ? gate * T(scale[i]) : gate;
-    y[i] = multiply_add(factor, values[i], base[i]);
+    T factor = gate;
+    if constexpr (SCALED) factor *= scale[i];
+    y[i] = multiply_add(factor, T(values[i]), base[i]);
   }
 }
 
 template <int ROWS, int PANELS, class T, class W>
 BLOCKGATE_INLINE void forward_tile(const BlockJob<T, W>& job, int64_t panel, int64_t first) {
-  const T* rows[ROWS];
+  using Math = Arithmetic<T, W>;
+  const typename Math::Input* rows[ROWS];
   T* y[ROWS];
   const T* base[ROWS];
   T gates[ROWS];
@@ -63,6 +70,7 @@ BLOCKGATE_INLINE void forward_tile(const BlockJob<T, W>& job, int64_t panel, int
   for (int m = 0; m < ROWS; ++m) {
     const int64_t token = job.entries ? job.entries[first + m].token : job.first_token + first + m;
     gates[m] = job.entries ? job.entries[first + m].gate : T(1);
+    if constexpr (Math::IN_PAIRS) gates[m] *= job.step_size[token];
     rows[m] = job.x + token * job.x_stride;
     y[m] = job.y.data + token * job.y.stride + panel * PANEL;
     base[m] = job.y.base + token * job.y.base_stride + panel * PANEL;
@@ -76,12 +84,17 @@ BLOCKGATE_INLINE void forward_tile(const BlockJob<T, W>& job, int64_t panel, int
       __builtin_prefetch(job.y.data + token * job.y.stride + panel * PANEL);
     }
   }
-  Tile<T, ROWS, PANELS> tile;
-  tile_multiply<1>(tile, rows, job.panels + panel * job.panel_stride, job.panel_stride, job.depth);
-  const float* scale = job.scale ? job.scale + panel * PANEL : nullptr;
+  Tile<typename Math::Sum, ROWS, PANELS> tile;
+  const W* panels = job.panels + panel * job.panel_stride;
+  if constexpr (Math::IN_PAIRS)
+    tile_multiply_pairs(tile, rows, panels, job.panel_stride, job.depth);
+  else
+    tile_multiply<1>(tile, rows, panels, job.panel_stride, job.depth);
+  const float* scale = Math::IN_PAIRS ? job.scale + panel * PANEL : nullptr;
 #pragma GCC unroll 8
   for (int m = 0; m < ROWS; ++m)
-    add_gated<T>(y[m], base[m], tile.acc[m], gates[m], scale, job.outputs - panel * PANEL);
+    add_gated<T, typename Math::Sum>(y[m], base[m], tile.acc[m], gates[m], scale,
+                                     job.outputs - panel * PANEL);
 }
 
 // One tile of tokens over all panels in [panel, panel_end), widest tiles first.
@@ -96,7 +109,7 @@ BLOCKGATE_INLINE void forward_panels(const BlockJob<T, W>& job, int64_t panel, i
 template <class T, class W>
 void forward_block(const BlockJob<T, W>& job, int64_t panels) {
   // Panels that stay in the first-level cache while all tiles of tokens pass over them.
-  const int64_t resident = larger(1, 4096 / (job.depth * PANEL));
+  const int64_t resident = larger(1, 16384 / (job.depth * PANEL * int64_t(sizeof(W))));
   const EvenSplit split = even_split(job.count, MAX_ROWS<T>);
   const int64_t group = split.parts == 1 ? panels : resident;
   for (int64_t panel = 0; panel < panels; panel += group) {
@@ -106,7 +119,8 @@ void forward_block(const BlockJob<T, W>& job, int64_t panels) {
       const int64_t rows = split.size + (part < split.larger_parts);
       with_row_count<T>(rows, [&](auto n) {
         constexpr int ROWS = decltype(n)::value;
-        forward_panels<ROWS, tile_panels<T>(ROWS)>(job, panel, panel_end, first);
+        constexpr int PANELS = tile_panels<typename Arithmetic<T, W>::Sum>(ROWS);
+        forward_panels<ROWS, PANELS>(job, panel, panel_end, first);
       });
       first += rows;
     }

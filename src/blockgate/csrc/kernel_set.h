@@ -4,6 +4,7 @@
 #include "backward.h"
 #include "cell.h"
 #include "forward.h"
+#include "quantise.h"
 #include "step.h"
 #include "stream.h"
 #include "topk.h"
@@ -32,7 +33,7 @@ constexpr TypedKernels<T> typed_set() {
 }
 
 constexpr KernelTable make_table(const char* name) {
-  return {name, typed_set<float>(), typed_set<double>(), STREAM_PANELS, stream};
+  return {name, typed_set<float>(), typed_set<double>(), STREAM_PANELS, stream, quantise};
 }
 
 }  // namespace blockgate::BLOCKGATE_ISA

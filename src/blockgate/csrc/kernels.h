@@ -64,6 +64,16 @@ struct BlockRows {
   int64_t block_stride, stride;
 };
 
+// Inputs of an int8 block beyond which int32 sums could overflow even with inputs of one step.
+inline constexpr int64_t MAX_INTEGER_DEPTH = 0x7fffffff / 127;
+
+// Inputs as int16 steps, for int8 weights. An odd number of them in a block is followed by a 0.
+struct QuantisedRows {
+  BlockRows<int16_t> steps;
+  const float* size;  // of a step: that of block b of token t at size[b * tokens + t]
+  int64_t tokens;
+};
+
 // y = bias + sum over open blocks of gate * (block x). groups.entries null: all open, gate 1.
 template <class T>
 struct ForwardArgs {
@@ -75,6 +85,7 @@ struct ForwardArgs {
   const T* bias;
   T* y;
   Groups<T> groups;
+  QuantisedRows quantised = {};  // instead of x where weights are int8
 };
 
 // The part of the output one task owns, for some tokens: some panels of a row of blocks, or
@@ -99,6 +110,7 @@ struct StreamArgs {
   const float* bias;
   float* y;
   const void* then;  // weights to fetch ahead at the end, or null
+  QuantisedRows quantised = {};  // instead of x where weights are int8
 };
 
 template <class T>
@@ -144,6 +156,7 @@ struct StepProduct {
   const int32_t* row_starts;
   // A single token: the weights that are read after this product, or null.
   const void* then;
+  QuantisedRows quantised = {};  // instead of x where weights are int8
 };
 
 // The gradient of x (tokens, in) and of the gates in one step. Tokens count over all steps.
@@ -228,6 +241,8 @@ struct KernelTable {
   // Outputs [panel_begin, panel_end) of one row of blocks; `open` are that row's open blocks.
   void (*stream)(const StreamArgs&, int64_t row, int64_t panel_begin, int64_t panel_end,
                  const OpenBlock* open, int64_t count);
+  // One token's inputs of one block to int16 steps, an even number of them; returns their size.
+  float (*quantise)(const float* x, int64_t depth, int16_t* steps);
 };
 
 extern const KernelTable baseline_kernels;

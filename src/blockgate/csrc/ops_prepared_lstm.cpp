@@ -42,6 +42,8 @@ class Product {
                      nullptr,    nullptr,           0,                 nullptr,
                      nullptr};
     step_.bad = bad_.get();
+    if (layer.weight.kind == WeightKind::packed_int8) quantised_ = quantised_room(layer.grid, tokens);
+    step_.product.quantised = quantised_.view;
     if (!layer.gate) return;
     const PreparedGate& gate = *layer.gate;
     const auto score_layer = [](const GateLayer& l) {
@@ -70,6 +72,8 @@ class Product {
   GatedStep<float> at(const float* x) const {
     GatedStep<float> step = step_;
     step.product.x = x;
+    // Not before: products move until their stack is complete.
+    if (step.product.kind == WeightKind::packed_int8) step.quantised = &quantised_;
     return step;
   }
   CellInput<float> input(const float* x) const { return {at(x), layer_.bias.data}; }
@@ -90,6 +94,7 @@ class Product {
   Buffer<int64_t> indices_;
   Buffer<int32_t> row_starts_;
   Buffer<uint8_t> bad_;
+  QuantisedCopy quantised_;
 };
 
 // States of the stack: h and c before (layers, rows, size), and after.

@@ -1,5 +1,6 @@
 #include "bad_rows.h"
 #include "packed.h"
+#include "quantised_rows.h"
 
 #include <vector>
 
@@ -33,11 +34,44 @@ std::vector<OpenBlock> open_blocks_of(const Grid& grid, const float* gates, cons
   return open;
 }
 
+QuantisedCopy quantise_rows(const Grid& grid, const float* x, int64_t x_stride, int64_t tokens) {
+  QuantisedCopy rows = quantised_room(grid, tokens);
+  // A few tokens at a time, so that both sides move along whole runs of memory.
+  constexpr int64_t RUN = 8;
+  run_tasks(ceil_div(tokens, RUN), threads_for(tokens * grid.in * 4), [&](int64_t run) {
+    quantise_tokens(grid, x, x_stride, run * RUN, smaller((run + 1) * RUN, tokens), rows);
+  });
+  return rows;
+}
+
+// Several tokens; `open` is the number of open (token, block) pairs.
+void run_batch(const PackedWeight& weight, const Grid& grid, const float* x, int64_t x_stride,
+               int64_t tokens, const float* bias, float* y, const Groups<float>& groups,
+               int64_t open) {
+  ForwardArgs<float> args{grid, {}, weight.data, weight.kind, weight.scale, bias, y, groups};
+  BlockRowsCopy<float> blocked;
+  QuantisedCopy quantised;
+  if (weight.kind == WeightKind::packed_int8) {
+    quantised = quantise_rows(grid, x, x_stride, tokens);
+    args.quantised = quantised.view;
+  } else {
+    blocked = block_rows(x, x_stride, tokens, grid.in, grid.block_in);
+    args.x = blocked.view;
+  }
+  run_forward<float>(args, tokens, open);
+}
+
 }  // namespace
 
-void run_stream(const StreamArgs& args, const OpenBlock* open, int64_t count) {
-  const Grid& grid = args.grid;
+void run_stream(const StreamArgs& given, const OpenBlock* open, int64_t count) {
+  const Grid& grid = given.grid;
   const KernelTable& table = kernels();
+  StreamArgs args = given;
+  QuantisedCopy quantised;
+  if (args.kind == WeightKind::packed_int8) {
+    quantised = quantise_rows(grid, args.x, grid.in, 1);
+    args.quantised = quantised.view;
+  }
   const int64_t panels = packed_panels(grid);
   const int64_t parts = ceil_div(panels, table.stream_panels);
   std::vector<int64_t> starts(grid.rows + 1);
@@ -69,10 +103,8 @@ void run_packed_dense(const PackedWeight& weight, const Grid& grid, const float*
                int64_t(open.size()));
     return;
   }
-  const BlockRowsCopy<float> blocked = block_rows(x, x_stride, tokens, grid.in, grid.block_in);
-  run_forward<float>({grid, blocked.view, weight.data, weight.kind, weight.scale, bias, y,
-                      {nullptr, nullptr}},
-                     tokens, tokens * grid.rows * grid.cols);
+  run_batch(weight, grid, x, x_stride, tokens, bias, y, {nullptr, nullptr},
+            tokens * grid.rows * grid.cols);
 }
 
 void run_packed(const PackedWeight& weight, const Grid& grid, const float* x, int64_t x_stride,
@@ -88,10 +120,8 @@ void run_packed(const PackedWeight& weight, const Grid& grid, const float* x, in
   }
   const GroupedGates<float> groups =
       group_by_block<float>(gates, indices, tokens, slots, grid.rows * grid.cols);
-  const BlockRowsCopy<float> blocked = block_rows(x, x_stride, tokens, grid.in, grid.block_in);
-  run_forward<float>({grid, blocked.view, weight.data, weight.kind, weight.scale, bias, y,
-                      groups.view()},
-                     tokens, groups.starts[grid.rows * grid.cols]);
+  run_batch(weight, grid, x, x_stride, tokens, bias, y, groups.view(),
+            groups.starts[grid.rows * grid.cols]);
   spoil_bad_rows(x, x_stride, tokens, grid.in, y, grid.out);
 }
 

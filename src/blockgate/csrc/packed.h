@@ -31,6 +31,8 @@ inline PackedWeight packed_weight_of(const Tensor& blocks, const Tensor& scale, 
   if (type == ScalarType::BFloat16) packed.kind = WeightKind::packed_bfloat16;
   if (type == ScalarType::Char) {
     packed.kind = WeightKind::packed_int8;
+    STD_TORCH_CHECK(packed_depth(grid) <= MAX_INTEGER_DEPTH, "blocks: expected at most ",
+                    MAX_INTEGER_DEPTH, " inputs in an int8 block, got ", packed_depth(grid));
     const Dense<float> scales = dense_of<float>(scale, "scale", 2);
     check_size(scale, "scale", 0, num_blocks);
     check_size(scale, "scale", 1, packed_panels(grid) * PANEL);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "bad_rows.h"
-#include "buffer.h"
+#include "quantised_rows.h"
 #include "select.h"
 #include "team.h"
 
@@ -38,6 +38,7 @@ struct GatedStep {
   int64_t* indices;
   int32_t* row_starts;  // (tokens, rows + 1)
   uint8_t* bad;         // (tokens): whether a row of x isn't finite
+  const QuantisedCopy* quantised = nullptr;  // where weights are int8
 };
 
 // How the phases of a step are cut. None of the cuts changes a bit of the result.
@@ -99,7 +100,15 @@ void select_task(const GatedStep<T>& step, int64_t token, T* scratch) {
   starts[grid.rows] = int32_t(slot);
 }
 
-// Elements of T that the two tasks above need.
+// Inputs of one token for int8 weights.
+template <class T>
+void quantise_task(const GatedStep<T>& step, int64_t token) {
+  const StepProduct<T>& product = step.product;
+  if constexpr (sizeof(T) == sizeof(float))
+    quantise_tokens(product.grid, product.x, product.x_stride, token, token + 1, *step.quantised);
+}
+
+// Elements of T that the first two tasks above need.
 template <class T>
 int64_t gate_scratch(const StepGate<T>& gate, int64_t tokens) {
   const auto layer = [&](const ScoreLayer<T>& l) {
@@ -127,8 +136,8 @@ StepScratch<T> step_scratch(const GatedStep<T>* steps, int64_t count) {
   return {Buffer<T>(gate), Buffer<std::byte>(product)};
 }
 
-// All phases of the gates of some independent steps; others(0) .. others(other_tasks - 1) are done
-// beside the last one.
+// All phases of the gates of some independent steps. Beside the last one inputs are prepared for
+// int8 weights, and others(0) .. others(other_tasks - 1) are done.
 template <class T, class Others>
 void run_gates(TeamMember& member, const StepCut& cut, const GatedStep<T>* steps, int64_t count,
                T* scratch, int64_t other_tasks, const Others& others) {
@@ -162,8 +171,12 @@ void run_gates(TeamMember& member, const StepCut& cut, const GatedStep<T>* steps
                      s.scores, i, scratch);
         },
         0, nothing);
-  phase([](const GatedStep<T>& s) { return s.product.tokens; },
-        [&](const GatedStep<T>& s, int64_t i) { select_task(s, i, scratch); }, other_tasks, others);
+  phase([](const GatedStep<T>& s) { return (s.quantised ? 2 : 1) * s.product.tokens; },
+        [&](const GatedStep<T>& s, int64_t i) {
+          if (i < s.product.tokens) select_task(s, i, scratch);
+          else quantise_task(s, i - s.product.tokens);
+        },
+        other_tasks, others);
 }
 
 // The weights that the only token reads first in a row of blocks, from some panel on; null if none.

@@ -39,12 +39,15 @@ void step_row(const StepProduct<T>& args, int64_t row, int64_t panel_begin, int6
   const Grid& grid = args.grid;
   const int64_t stride = packed_depth(grid) * PANEL;
   T* y = args.y + row * grid.block_out + panel_begin * PANEL;
+  BlockRows<typename Arithmetic<T, W>::Input> x;
+  if constexpr (Arithmetic<T, W>::IN_PAIRS) x = args.quantised.steps;
+  else x = {args.x, grid.block_in, args.x_stride};
   for (int64_t col = 0; col < grid.cols; ++col) {
     const int64_t block = row * grid.cols + col, count = entries ? counts[col] : args.tokens;
     if (count == 0) continue;
     const BlockJob<T, W> job{
-        args.x + col * grid.block_in,
-        args.x_stride,
+        x.data + col * x.block_stride,
+        x.stride,
         static_cast<const W*>(args.weight) + block * packed_block_size(grid) + panel_begin * stride,
         stride,
         inputs_of_col(grid, col),
@@ -53,7 +56,8 @@ void step_row(const StepProduct<T>& args, int64_t row, int64_t panel_begin, int6
         outputs_of_row(grid, row) - panel_begin * PANEL,
         entries ? entries + col * args.tokens : nullptr,
         0,
-        count};
+        count,
+        args.quantised.size + col * args.quantised.tokens};
     forward_packed<T, W>(job, panel_end - panel_begin, converted, scratch_panels(grid));
   }
 }
@@ -71,8 +75,9 @@ inline void step_stream(const StepProduct<float>& args, int64_t row, int64_t pan
     for (; count < grid.cols; ++count) open[count] = {int32_t(row), int32_t(count), 1};
   }
   // What y holds takes the place of the bias.
-  stream({grid, args.x, args.weight, args.kind, args.scale, args.y, args.y, args.then}, row, panel_begin,
-         panel_end, open, count);
+  stream({grid, args.x, args.weight, args.kind, args.scale, args.y, args.y, args.then,
+          args.quantised},
+         row, panel_begin, panel_end, open, count);
 }
 
 template <class T>

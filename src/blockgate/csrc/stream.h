@@ -16,32 +16,43 @@ inline constexpr int64_t STEPS_PER_LINE = 64 / (PANEL * int64_t(sizeof(W)));
 template <class W>
 inline constexpr int64_t PREFETCH_STEPS = 24 * STEPS_PER_LINE<W>;
 
+template <class W>
+using StreamInput = typename Arithmetic<float, W>::Input;
+template <class W>
+using StreamSum = typename Arithmetic<float, W>::Sum;
+
 // Steps [k, end) of one block, fetching a line of every panel of `ahead` per line that is read.
 template <int PANELS, class W>
-BLOCKGATE_INLINE void stream_steps(Tile<float, 1, PANELS>& tile, const float* const (&rows)[1],
-                                   const W* panels, int64_t panel_stride, int64_t k, int64_t end,
-                                   const W* ahead) {
-  constexpr int STEPS = int(STEPS_PER_LINE<W>);
-  for (; k + STEPS <= end; k += STEPS, ahead += STEPS * PANEL) {
+BLOCKGATE_INLINE void stream_steps(Tile<StreamSum<W>, 1, PANELS>& tile,
+                                   const StreamInput<W>* const (&rows)[1], const W* panels,
+                                   int64_t panel_stride, int64_t k, int64_t end, const W* ahead) {
+  constexpr int LINE = int(STEPS_PER_LINE<W>), STEP = Arithmetic<float, W>::IN_PAIRS ? 2 : 1;
+  const auto step = [&](int64_t at, [[maybe_unused]] int64_t partner)
+                        __attribute__((always_inline)) {
+    if constexpr (STEP == 2) pair_step(tile, rows, panels, panel_stride, at, partner);
+    else tile_step<1>(tile, rows, panels, panel_stride, at);
+  };
+  for (; k + LINE <= end; k += LINE, ahead += LINE * PANEL) {
 #pragma GCC unroll 8
     for (int p = 0; p < PANELS; ++p) __builtin_prefetch(ahead + p * panel_stride);
 #pragma GCC unroll 4
-    for (int s = 0; s < STEPS; ++s) tile_step<1>(tile, rows, panels, panel_stride, k + s);
+    for (int s = 0; s < LINE; s += STEP) step(k + s, PANEL);
   }
-  for (; k < end; ++k) tile_step<1>(tile, rows, panels, panel_stride, k);
+  for (; k < end; k += STEP) step(k, k + 1 < end ? PANEL : 0);
 }
 
 // `next` is what is read after this block; null: nothing is known of it.
 template <int PANELS, class W>
-BLOCKGATE_INLINE void stream_block(Tile<float, 1, PANELS>& tile, const float* x, const W* panels,
-                                   int64_t panel_stride, int64_t depth, const W* next) {
-  const float* const rows[1] = {x};
+BLOCKGATE_INLINE void stream_block(Tile<StreamSum<W>, 1, PANELS>& tile, const StreamInput<W>* x,
+                                   const W* panels, int64_t panel_stride, int64_t depth,
+                                   const W* next) {
+  const StreamInput<W>* const rows[1] = {x};
   tile_clear(tile);
   // A whole number of lines, so that the second part begins with one.
   const int64_t inside = larger(0, depth - PREFETCH_STEPS<W>) / STEPS_PER_LINE<W> * STEPS_PER_LINE<W>;
-  stream_steps<PANELS>(tile, rows, panels, panel_stride, 0, inside,
-                       panels + PREFETCH_STEPS<W> * PANEL);
-  stream_steps<PANELS>(tile, rows, panels, panel_stride, inside, depth, next ? next : panels);
+  stream_steps<PANELS, W>(tile, rows, panels, panel_stride, 0, inside,
+                          panels + PREFETCH_STEPS<W> * PANEL);
+  stream_steps<PANELS, W>(tile, rows, panels, panel_stride, inside, depth, next ? next : panels);
 }
 
 template <int PANELS, class W>
@@ -63,12 +74,20 @@ BLOCKGATE_INLINE void stream_panels(const StreamArgs& args, int64_t row, int64_t
     const int64_t col = open[i].col;
     const W* next = i + 1 < count ? weight + open[i + 1].col * packed_block_size(grid)
                                   : static_cast<const W*>(args.then);
-    Tile<float, 1, PANELS> tile;
-    stream_block<PANELS, W>(tile, args.x + col * grid.block_in,
-                            weight + col * packed_block_size(grid), stride,
+    float gate = open[i].gate;
+    const StreamInput<W>* x;
+    if constexpr (Arithmetic<float, W>::IN_PAIRS) {
+      gate *= args.quantised.size[col];
+      x = args.quantised.steps.data + col * args.quantised.steps.block_stride;
+    } else {
+      x = args.x + col * grid.block_in;
+    }
+    Tile<StreamSum<W>, 1, PANELS> tile;
+    stream_block<PANELS, W>(tile, x, weight + col * packed_block_size(grid), stride,
                             inputs_of_col(grid, col), next);
-    add_gated<float>(y, y, tile.acc[0], open[i].gate,
-                     scale ? scale + col * packed_panels(grid) * PANEL : nullptr, PANELS * PANEL);
+    add_gated<float, StreamSum<W>>(y, y, tile.acc[0], gate,
+                                   scale ? scale + col * packed_panels(grid) * PANEL : nullptr,
+                                   PANELS * PANEL);
   }
   __builtin_memcpy(args.y + output, y, width * sizeof(float));
 }

@@ -81,20 +81,6 @@ BLOCKGATE_INLINE Vec<float> load_weight(const BFloat16* p) {
   return (Vec<float>)(bits << 16);
 }
 
-BLOCKGATE_INLINE Vec<float> load_weight(const int8_t* p) {
-#if BLOCKGATE_X86 && BLOCKGATE_VECTOR_BYTES == 64
-  const auto wide = (Vec<int32_t>)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
-#elif BLOCKGATE_X86 && BLOCKGATE_VECTOR_BYTES == 32
-  const auto wide = (Vec<int32_t>)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
-#else
-  typedef int8_t Narrow __attribute__((vector_size(BLOCKGATE_VECTOR_BYTES / 4)));
-  Narrow narrow;
-  __builtin_memcpy(&narrow, p, sizeof narrow);
-  const auto wide = __builtin_convertvector(narrow, Vec<int32_t>);
-#endif
-  return __builtin_convertvector(wide, Vec<float>);
-}
-
 // Halves added in a fixed tree, so that a sum never depends on tiles or threads.
 template <class T>
 BLOCKGATE_INLINE T horizontal_sum(Vec<T> v) {

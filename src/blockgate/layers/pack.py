@@ -31,7 +31,8 @@ def pack(
 
     Args:
         model: any module, a single layer included.
-        dtype: what weights are stored as: torch.float32, torch.bfloat16 or torch.int8. Sums are float32 in any case.
+        dtype: what weights are stored as: torch.float32, torch.bfloat16 or torch.int8. Products with int8
+            weights are summed exactly, in integers, with inputs rounded to 16 bits; all others in float32.
         filter_fn: called with each layer to pack and its name; layers it answers with False stay unpacked.
 
     Returns:

@@ -13,7 +13,15 @@ from torch import Tensor
 from blockgate.grid import BlockGrid
 from blockgate.ops import reference
 
-__all__ = ["PANEL", "dense_packed_linear", "dynamic_linear", "pack_blocks", "packed_linear", "unpack_blocks"]
+__all__ = [
+    "PANEL",
+    "dense_packed_linear",
+    "dynamic_linear",
+    "pack_blocks",
+    "packed_linear",
+    "quantise_inputs",
+    "unpack_blocks",
+]
 
 PANEL = 16
 
@@ -54,6 +62,22 @@ def unpack_blocks(
     return weight[:out_features, :in_features].contiguous()
 
 
+def quantise_inputs(x: Tensor, block_in: int) -> Tensor:
+    """x (N, n) as products with int8 weights see it: whole steps, of one size per row and column of blocks.
+
+    The largest input of a block becomes 32767 steps, or in a deep block the largest number with which no sum over the
+    block exceeds int32. A block with NaN or inf becomes NaN throughout.
+    """
+
+    def quantise(part: Tensor) -> Tensor:
+        steps = min(2**15 - 1, (2**31 - 1) // (127 * part.shape[1]))
+        size = (part.abs().amax(1, keepdim=True) / steps).clamp_min(torch.finfo(torch.float32).tiny)
+        size = torch.where(part.isfinite().all(1, keepdim=True), size, float("nan"))
+        return (part / size).round() * size
+
+    return torch.cat([quantise(part) for part in x.split(block_in, 1)], 1)
+
+
 def packed_linear(
     x: Tensor,
     blocks: Tensor,
@@ -66,6 +90,8 @@ def packed_linear(
     block_in: int,
 ) -> Tensor:
     """`gated_linear` on packed blocks: x (N, n) -> y (N, m)."""
+    if blocks.dtype == torch.int8:
+        x = quantise_inputs(x, block_in)
     weight = unpack_blocks(blocks, scale, out_features, x.shape[1], block_out, block_in)
     return reference.gated_linear(x, weight, bias, gates, indices, block_out, block_in)
 
@@ -74,6 +100,8 @@ def dense_packed_linear(
     x: Tensor, blocks: Tensor, scale: Tensor, bias: Tensor | None, out_features: int, block_out: int, block_in: int
 ) -> Tensor:
     """An ordinary linear layer on packed blocks, all of them open: x (N, n) -> y (N, m)."""
+    if blocks.dtype == torch.int8:
+        x = quantise_inputs(x, block_in)
     return F.linear(x, unpack_blocks(blocks, scale, out_features, x.shape[1], block_out, block_in), bias)
 
 

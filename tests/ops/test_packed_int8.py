@@ -1,0 +1,138 @@
+"""Products with int8 weights: exact integer sums, so the same bits in any batch, and sound at every extreme."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blockgate import BlockGrid
+from blockgate.ops import native, packed, reference, reference_packed
+from tests.helpers import assert_close
+
+dimension = st.integers(1, 300)
+TINY = torch.finfo(torch.float32).tiny
+needs_kernels = pytest.mark.skipif(native.unavailable_reason() is not None, reason="native kernels are not built")
+
+
+def layer(m, n, block_out, block_in, rows):
+    """Arguments for a gated and for a dense product: x and everything after it, for any subset of the rows."""
+    grid = BlockGrid(m, n, (block_out, block_in))
+    stored = packed.pack_blocks(torch.randn(m, n), block_out, block_in, torch.int8)
+    x, bias = torch.randn(rows, n), torch.randn(m)
+    gates, indices = reference.topk_gates(torch.rand(rows, grid.num_blocks), (grid.num_blocks + 1) // 2, 1, "rms")
+
+    def gated(chosen):
+        chosen_gates = (gates[chosen], indices[chosen])
+        return packed.packed_linear(x[chosen], *stored, bias, *chosen_gates, m, block_out, block_in)
+
+    def dense(chosen):
+        return packed.dense_packed_linear(x[chosen], *stored, bias, m, block_out, block_in)
+
+    return gated, dense
+
+
+def one_block(x, weight):
+    """Arguments of dense_packed_linear for a weight that is a single block, smaller than the block size."""
+    block = tuple(size + 1 for size in weight.shape)
+    return x, *packed.pack_blocks(weight, *block, torch.int8), None, weight.shape[0], *block
+
+
+@needs_kernels
+@given(dimension, dimension, dimension, dimension, st.integers(1, 40))
+def test_a_row_does_not_depend_on_its_batch(m, n, block_out, block_in, rows):
+    for product in layer(m, n, block_out, block_in, rows):
+        together = product(slice(0, rows))
+        for row in {0, rows // 2, rows - 1}:
+            torch.testing.assert_close(product(slice(row, row + 1))[0], together[row], rtol=0, atol=0)
+
+
+@needs_kernels
+@pytest.mark.parametrize("rows", [1, 5, 7, 40, 300])
+def test_threads_change_no_bit(rows):
+    threads = torch.get_num_threads()
+    try:
+        for product in layer(500, 301, 64, 67, rows):
+            results = []
+            for count in (1, 2):
+                torch.set_num_threads(count)
+                results.append(product(slice(0, rows)))
+            torch.testing.assert_close(*results, rtol=0, atol=0)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@needs_kernels
+@pytest.mark.parametrize("rows", [1, 3, 9])
+@pytest.mark.parametrize("depth", [1, 2, 7, 128, 515, 516, 517, 518, 3001])
+def test_sums_are_exact(depth, rows):
+    weight, x = torch.randn(21, depth), torch.randn(rows, depth)
+    blocks, scale = packed.pack_blocks(weight, 21, depth, torch.int8)
+    size = x.abs().amax(1, keepdim=True) / min(32767, (2**31 - 1) // (127 * depth))
+    steps = (x / size).round().double()
+    stored = blocks.permute(0, 1, 3, 2).reshape(-1, depth)[:21].double()
+    want = (size * scale[0, :21]) * (steps @ stored.T).float()
+    torch.testing.assert_close(packed.dense_packed_linear(x, blocks, scale, None, 21, 21, depth), want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("depth", [516, 517, 5000, 70_001])
+def test_the_largest_sum_does_not_overflow(depth, rows):
+    x = torch.full((rows, depth), 0.7)
+    y = packed.dense_packed_linear(*one_block(x, torch.full((3, depth), 0.9)))
+    assert_close(y / depth, torch.full((rows, 3), 0.63))
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, 3e-41, TINY, 1e-36, 1e-30, 1e30, 3e38])
+def test_any_magnitude(value, rows):
+    x, weight = torch.randn(rows, 33).clamp(-1, 1) * value, torch.randn(5, 33) / 33
+    want = x.double() @ weight.double().T
+    # Rounding of the weights and of the inputs, whose steps are never smaller than the smallest normal number.
+    allowed = (x.double().abs() @ torch.full((33, 5), weight.abs().max().item() / 250, dtype=torch.double)) + TINY * 33
+    y = packed.dense_packed_linear(*one_block(x, weight))
+    assert ((y - want).abs() <= allowed).all()
+    assert_close(y, reference_packed.dense_packed_linear(*one_block(x, weight)))
+
+
+@needs_kernels
+@pytest.mark.parametrize("value", [0.0, 1e-45, 6.4e-41, 1e-38, 1e-35, 1e-30, 1.0, 1e30])
+def test_inputs_are_rounded_as_in_the_reference(value):
+    x = torch.randn(9, 33).clamp(-1, 1) * value
+    x[:, 0] = value
+    y = packed.dense_packed_linear(*one_block(x, 127 * torch.eye(33)))
+    torch.testing.assert_close(y, 127 * reference_packed.quantise_inputs(x, 34), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("rows", [1, 4, 9])
+@pytest.mark.parametrize("suffix", ["", "_reference"])
+def test_a_bad_input_spoils_its_row_alone(bad, rows, suffix):
+    product = getattr(torch.ops.blockgate, "dense_packed_linear" + suffix)
+    x = torch.randn(rows, 40)
+    stored = packed.pack_blocks(torch.randn(19, 40), 8, 16, torch.int8)
+    good = product(x, *stored, None, 19, 8, 16)
+    x[rows // 2, 38] = bad
+    y = product(x, *stored, None, 19, 8, 16)
+    assert y[rows // 2].isnan().all()
+    others = [row for row in range(rows) if row != rows // 2]
+    torch.testing.assert_close(y[others], good[others], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("m", "n", "block"), [(256, 128, 128), (200, 1536, 128), (64, 2000, 2000), (40, 4096, 4096)])
+def test_rounding_the_inputs_costs_at_most_a_percent_of_the_error(m, n, block):
+    weight, x = torch.randn(m, n), torch.randn(64, n)
+    want = x.double() @ weight.double().T
+    stored = packed.pack_blocks(weight, block, block, torch.int8)
+    kept = x.double() @ packed.unpack_blocks(*stored, m, n, block, block).double().T
+    got = packed.dense_packed_linear(x, *stored, None, m, block, block)
+    assert (got - want).norm() < 1.01 * (kept - want).norm()
+
+
+@needs_kernels
+def test_a_block_too_deep_for_integer_sums_is_refused():
+    depth = (2**31 - 1) // 127 + 1
+    blocks, scale = torch.empty(1, 1, depth, 16, dtype=torch.int8), torch.empty(1, 16)
+    with pytest.raises(RuntimeError, match="expected at most 16909320 inputs in an int8 block, got 16909321"):
+        packed.dense_packed_linear(torch.empty(1, depth), blocks, scale, None, 1, 1, depth)
