@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 from hypothesis import settings
@@ -13,6 +15,12 @@ settings.load_profile("suite")
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ctrl_c() -> None:
+    """Jobs in the background of a shell ignore Ctrl-C; the processes that tests interrupt must not inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
