@@ -257,17 +257,6 @@ def test_a_layer_used_twice_counts_both_uses():
     assert record.gates["0"].rows == 10
 
 
-def test_a_model_in_distributed_data_parallel(tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        net = nn.parallel.DistributedDataParallel(small_net())
-        with bg.record_gates(net) as record:
-            net(torch.randn(7, 6)).sum().backward()
-    finally:
-        torch.distributed.destroy_process_group()
-    assert {name: stats.rows for name, stats in record.gates.items()} == {"module.2": 7, "module.4": 7}
-
-
 def test_a_compiled_model_runs_uncompiled_for_the_record():
     net = small_net().eval()
     compiled = torch.compile(net, backend="eager")
