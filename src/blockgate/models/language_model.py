@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from blockgate.errors import invalid
 from blockgate.grid import check_size
 from blockgate.layers.dropout import DropoutEmbedding, LockedDropout, check_share, weight_drop_
-from blockgate.models.matrices import GateConfig, matrices
+from blockgate.models.matrices import GateConfig, matrices, start_gates
 from blockgate.models.softmax import AdaptiveSoftmax, FullSoftmax
 
 __all__ = ["Carried", "LanguageModel", "LanguageModelConfig", "Losses", "detach"]
@@ -103,6 +103,7 @@ class LanguageModel(nn.Module):
             self.softmax: AdaptiveSoftmax | FullSoftmax = AdaptiveSoftmax(out, words, config.cutoffs, tied)
         else:
             self.softmax = FullSoftmax(out, words, tied)
+        start_gates(self, config.gate)
 
     @property
     def matrix_layers(self) -> tuple[str, ...]:
