@@ -67,6 +67,21 @@ def test_table2_from_end_to_end(table2):
 
 
 @pytest.mark.slow
+def test_ablations_that_need_more_than_an_option(tmp_path):
+    kinds = ("dense", "ramp-75", "softmax-sum-75", "sigmoid-75", "balance-75", "from-dense-75")
+    arms = tuple(f"ptb-ablation-{kind}" for kind in kinds)
+    text = reproduce(Order(experiment="ablations", scale="tiny", arms=arms, jobs=1, output=tmp_path)).read_text()
+    results = results_in(tmp_path / "tiny")
+    assert set(results) == set(arms)
+    densities = {gate["measured_density"] for gate in results["ptb-ablation-sigmoid-75"]["gates"].values()}
+    assert densities == {1.0}
+    # What starts from a trained model is ahead from its first epoch on.
+    first = {name: result["epochs"][0]["valid_perplexity"] for name, result in results.items()}
+    assert first["ptb-ablation-from-dense-75"] < 0.9 * first["ptb-ablation-ramp-75"]
+    assert "| ptb-ablation | balance loss of 0.01 | 75% |" in text
+
+
+@pytest.mark.slow
 def test_a_second_call_finds_everything_done(table2):
     def written():
         return {file: file.stat().st_mtime_ns for file in table2.glob(f"tiny/*/*/{RESULT}")}

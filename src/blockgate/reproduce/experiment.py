@@ -24,7 +24,7 @@ from blockgate.training.config import LanguageModelRun
 
 __all__ = ["Order", "reproduce"]
 
-TITLES = {"mnist": "MNIST", "table1": "Table 1: Quasi-RNN", "table2": "Table 2: LSTM"}
+TITLES = {"mnist": "MNIST", "table1": "Table 1: Quasi-RNN", "table2": "Table 2: LSTM", "ablations": "Ablations"}
 FIGURES = {"figure1": draw_figure1, "figure2": draw_figure2}
 
 # Timing spends this on each call.
@@ -74,11 +74,11 @@ def reproduce(order: Order) -> Path:
     folder = order.output / order.scale
     bases = {task: _base_run(task, order, folder) for task in dict.fromkeys(arm.task for arm in arms)}
     words = {task: _check_data(base) for task, base in bases.items()}
-    runs = {arm: run_of(arm, bases[arm.task], words[arm.task]) for arm in arms}
     jobs = [
-        Job(arm.name, replace(run, output=folder / arm.name / f"seed-{seed}", seed=seed))
+        Job(arm.name, run_of(arm, replace(bases[arm.task], output=output, seed=seed), words[arm.task]))
         for seed in range(1, order.seeds + 1)
-        for arm, run in runs.items()
+        for arm in arms
+        for output in [folder / arm.name / f"seed-{seed}"]
     ]
     for job in jobs:
         load_result(job.run.output, job.run)

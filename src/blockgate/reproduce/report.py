@@ -8,6 +8,7 @@ from typing import Any
 
 from blockgate.analysis.table import markdown_table, short, to_percent
 from blockgate.errors import invalid
+from blockgate.reproduce.ablations import ABLATIONS
 from blockgate.reproduce.arms import Arm
 from blockgate.reproduce.paper import PAPER
 from blockgate.reproduce.timing import ENGINES
@@ -46,7 +47,8 @@ def table(title: str, arms: Sequence[Arm], results: Results, scale: str, times: 
     """
     done = [result for of_arm in results.values() for result in of_arm]
     metric = next(iter(METRICS.keys() & done[0]["test"].keys())) if done else "perplexity"
-    _check_recipes(arms, results)
+    if not any(arm.kind in ABLATIONS for arm in arms):
+        _check_recipes(arms, results)
     head = [
         "task",
         "model",
