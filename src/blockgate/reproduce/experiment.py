@@ -13,7 +13,8 @@ from blockgate.errors import invalid
 from blockgate.grid import check_size
 from blockgate.reproduce.arms import Arm, arms_of, choose_arms, run_of
 from blockgate.reproduce.figures import draw_figure1, draw_figure2
-from blockgate.reproduce.report import table
+from blockgate.reproduce.quality import draw_quality, points_of
+from blockgate.reproduce.report import metric_of, table
 from blockgate.reproduce.results import load_result
 from blockgate.reproduce.supervisor import Job, run_jobs
 from blockgate.reproduce.timing import time_models
@@ -130,6 +131,12 @@ def _written_up(order: Order, arms: Sequence[Arm], jobs: Sequence[Job], folder: 
     for arm in every:
         found = sorted((folder / arm.name).glob("seed-*/result.json"))
         results[arm.name] = [json.loads(file.read_text()) for file in found]
+    if times is not None:
+        metric = metric_of(results)
+        for task in dict.fromkeys(arm.task for arm in every):
+            points = list(points_of([arm for arm in every if arm.task == task], results, times, metric))
+            if points:
+                draw_quality(points, metric, folder / f"quality-{task}.png")
     return table(TITLES[order.experiment], every, results, order.scale, times)
 
 
@@ -139,7 +146,8 @@ def _measured_times(order: Order, models: dict[Arm, Any], before: dict[str, Any]
     for task in dict.fromkeys(arm.task for arm in models):
         of_task = {arm: trained for arm, trained in models.items() if arm.task == task}
         new = time_models(of_task, threads=order.time_threads, seconds=SECONDS[order.scale])
-        made = new | {"seconds": made.get("seconds", {}) | new["seconds"]}
+        made = new | {part: made.get(part, {}) | new[part] for part in ("seconds", "quality")}
     if before is not None and before["machine"] == made["machine"]:
-        made["seconds"] = before["seconds"] | made["seconds"]
+        for part in ("seconds", "quality"):
+            made[part] = before.get(part, {}) | made[part]
     return made
