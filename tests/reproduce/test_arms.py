@@ -153,6 +153,7 @@ ABLATED = {
     "more-dropout": {"model.dropout"},
     "balance": {"balance"},
     "from-dense": {"start", "model.gate.near_dense"},
+    "distilled": {"start", "model.gate.near_dense", "distil"},
 }
 
 

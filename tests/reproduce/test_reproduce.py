@@ -75,7 +75,7 @@ def test_table2_from_end_to_end(table2):
 
 @pytest.mark.slow
 def test_ablations_that_need_more_than_an_option(tmp_path):
-    kinds = ("dense", "ramp-75", "softmax-sum-75", "sigmoid-75", "balance-75", "from-dense-75")
+    kinds = ("dense", "ramp-75", "softmax-sum-75", "sigmoid-75", "balance-75", "from-dense-75", "distilled-75")
     arms = tuple(f"ptb-ablation-{kind}" for kind in kinds)
     text = reproduce(Order(experiment="ablations", scale="tiny", arms=arms, jobs=1, output=tmp_path)).read_text()
     results = results_in(tmp_path / "tiny")
@@ -84,7 +84,8 @@ def test_ablations_that_need_more_than_an_option(tmp_path):
     assert densities == {1.0}
     # What starts from a trained model is ahead from its first epoch on.
     first = {name: result["epochs"][0]["valid_perplexity"] for name, result in results.items()}
-    assert first["ptb-ablation-from-dense-75"] < 0.9 * first["ptb-ablation-ramp-75"]
+    for kind in ("from-dense", "distilled"):
+        assert first[f"ptb-ablation-{kind}-75"] < 0.9 * first["ptb-ablation-ramp-75"]
     assert "| ptb-ablation | balance loss of 0.01 | 75% |" in text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -65,9 +66,13 @@ def _gate_rate(times: float) -> Callable[[Any], Any]:
 
 def _start_from_dense(run: Any) -> Any:
     """The dense arm of the same task and seed lies beside."""
-    task = run.output.parent.name.split("-from-dense")[0]
+    task = re.split("-from-dense|-distilled", run.output.parent.name)[0]
     near = _gate(near_dense=True)(run)
     return replace(near, start=run.output.parent.parent / f"{task}-dense" / run.output.name)
+
+
+def _distil(run: Any) -> Any:
+    return replace(_start_from_dense(run), distil=0.5)
 
 
 # The dense model's own recipe comes first: all others take it over.
@@ -100,4 +105,5 @@ ABLATIONS = {
     "more-dropout": Ablation("dropout of 0.3", _model(dropout=0.3)),
     "balance": Ablation("balance loss of 0.01", lambda run: replace(run, balance=0.01)),
     "from-dense": Ablation("start from the trained dense model (twice the updates in all)", _start_from_dense),
+    "distilled": Ablation("the same, and half of the loss against the dense model's predictions", _distil),
 }

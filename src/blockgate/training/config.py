@@ -159,6 +159,8 @@ class LanguageModelRun(Run):
     """Weight of the last layer's mean squared (dropped) output in the loss."""
     slowness: float = 0.0
     """Weight of the mean squared change of the last layer's output between steps in the loss."""
+    distil: float = 0.0
+    """Share of the loss that compares with the predictions of the model in `start` instead of the text, in [0, 1]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
