@@ -105,7 +105,9 @@ def test_distillation_needs_a_teacher(dense, tmp_path):
 
 def test_balance_pulls_at_the_gates(texts, tmp_path):
     run = tiny_text_run(texts, tmp_path / "run", epochs=1)
-    before = {name: value.clone() for name, value in _Training(run, (), {}, quiet=True).module.named_parameters()}
+    before = {
+        name: value.detach().clone() for name, value in _Training(run, (), {}, quiet=True).module.named_parameters()
+    }
     for weight in (0.0, 100.0):
         train(replace(run, output=tmp_path / f"{weight}", balance=weight), quiet=True)
     plain, balanced = (load_checkpoint(tmp_path / f"{weight}" / "last.pt")["model"] for weight in (0.0, 100.0))
