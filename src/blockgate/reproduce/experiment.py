@@ -12,6 +12,7 @@ from blockgate.data import load_corpus, load_images
 from blockgate.errors import invalid
 from blockgate.grid import check_size
 from blockgate.reproduce.arms import Arm, arms_of, choose_arms, run_of
+from blockgate.reproduce.curves import draw_curves
 from blockgate.reproduce.figures import draw_figure1, draw_figure2
 from blockgate.reproduce.quality import draw_quality, points_of
 from blockgate.reproduce.report import metric_of, table
@@ -131,12 +132,13 @@ def _written_up(order: Order, arms: Sequence[Arm], jobs: Sequence[Job], folder: 
     for arm in every:
         found = sorted((folder / arm.name).glob("seed-*/result.json"))
         results[arm.name] = [json.loads(file.read_text()) for file in found]
-    if times is not None:
-        metric = metric_of(results)
-        for task in dict.fromkeys(arm.task for arm in every):
-            points = list(points_of([arm for arm in every if arm.task == task], results, times, metric))
-            if points:
-                draw_quality(points, metric, folder / f"quality-{task}.png")
+    metric = metric_of(results)
+    for task in dict.fromkeys(arm.task for arm in arms):
+        of_task = [arm for arm in every if arm.task == task]
+        draw_curves(of_task, results, metric, folder / f"curves-{task}.png")
+        points = [] if times is None else list(points_of(of_task, results, times, metric))
+        if points:
+            draw_quality(points, metric, folder / f"quality-{task}.png")
     return table(TITLES[order.experiment], every, results, order.scale, times)
 
 
