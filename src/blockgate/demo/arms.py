@@ -18,7 +18,7 @@ from blockgate.training.checkpoint import BEST, LAST, write_whole
 from blockgate.training.config import OptimizerConfig, RampConfig, ScheduleConfig
 from blockgate.training.tasks import make_task
 
-__all__ = ["ARMS", "Arm", "TrainedArm", "arm_run", "clear_run", "train_arm"]
+__all__ = ["ARMS", "CURVE_WORDS", "Arm", "TrainedArm", "arm_run", "clear_run", "train_arm"]
 
 # Points of a training curve, and words of validation data for each: enough to see the shape, and cheap.
 CURVE_POINTS = 24
