@@ -12,9 +12,9 @@ from blockgate.demo.gates import Trace
 
 __all__ = ["distribution_chart", "speed_chart", "trace_chart", "training_chart"]
 
-# Drawn this wide; small enough for texts of 12 to be read on a phone, which shows 350 of them.
-WIDTH = 400.0
-LEFT, RIGHT = 46.0, 10.0
+# Drawn this wide, so that texts of 12 can still be read on a phone, whose screen is hardly narrower.
+WIDTH = 360.0
+LEFT, RIGHT = 44.0, 12.0
 TICK = 4.0
 BAR = 20.0
 TITLE = 22.0
@@ -96,7 +96,7 @@ def speed_chart(layers: dict[str, Any]) -> str:
 def distribution_chart(arms: Sequence[dict[str, Any]]) -> str:
     """One bar for every gate of every gated arm: blocks always on, input dependent, always off."""
     parts, top, said = [], 0.0, []
-    start = 128.0
+    start = 118.0
     for arm in arms:
         parts.append(_text(0, top + 14, arm["label"], cls="strong"))
         top += TITLE
@@ -107,7 +107,9 @@ def distribution_chart(arms: Sequence[dict[str, Any]]) -> str:
                 width = share * (WIDTH - start)
                 parts.append(_box(left, top, width, BAR - 3, kind.replace("_", "-")))
                 if width >= 26:
-                    parts.append(_text(left + width / 2, top + 13, f"{share:.0%}", "middle", f"on-{kind[:8]}"))
+                    parts.append(
+                        _text(left + width / 2, top + 13, f"{share:.0%}", "middle", f"on-{kind.replace('_', '-')}")
+                    )
                 left += width
             said.append(f"{arm['label']}, {layer}: {shares['input_dependent']:.0%} input dependent")
             top += BAR
@@ -209,7 +211,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
     """1, 2 and 5 times powers of ten between two numbers; more of them if those are too few."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks: list[float] = []
-    for leading in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
+    for leading in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8), [half / 2 for half in range(2, 20)]):
         ticks = [lead * 10.0**power for power in decades for lead in leading if low <= lead * 10.0**power <= high]
         if len(ticks) >= 3:
             break
