@@ -85,12 +85,12 @@ def speed_chart(layers: dict[str, Any]) -> str:
         _text(0, 12, "times as fast as dense (log scale)"),
         *_y_axis(y, _log_ticks(low, high), x, lambda v: f"{v:g}x"),
         *_x_axis(x, ticks, 260, lambda v: f"{v:.0%}"),
-        _text(WIDTH - RIGHT, 292, "density: share of open blocks (log scale)", "end"),
+        _text(WIDTH - RIGHT, 295, "density: share of open blocks (log scale)", "end"),
         f'<path class="ideal" d="M{x(lowest):.1f} {y(1 / lowest):.1f}L{x(1):.1f} {y(1):.1f}"/>',
         *(_line([(x(d), y(s)) for d, s in line], number) for number, line in enumerate(series.values())),
     ]
     said = "; ".join(f"{d:.0%} open: {s:.2f} times" for d, s in series["fp32"])
-    return _svg(298, f"Speed-up of the packed fp32 layers over dense torch. {said}. Ideal: 1 / density.", parts)
+    return _svg(301, f"Speed-up of the packed fp32 layers over dense torch. {said}. Ideal: 1 / density.", parts)
 
 
 def distribution_chart(arms: Sequence[dict[str, Any]]) -> str:
