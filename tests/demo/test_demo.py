@@ -122,6 +122,8 @@ def test_numbers_make_sense(demo):
             assert one["test_perplexity"] == pytest.approx(trained["test_perplexity"], rel=1e-2)
     densities = [point["density"] for point in numbers["layers"]["points"]]
     assert densities == sorted(densities, reverse=True)
+    assert densities[0] == 1
+    assert densities[-1] == pytest.approx(1 / 6)  # one block of the six in a row
 
 
 def test_the_page_is_whole_and_needs_nothing_else(demo):

@@ -15,7 +15,7 @@ from blockgate.analysis import record_gates
 from blockgate.bench.comparison import Comparison, ComparisonResult, Contender, run_comparison
 from blockgate.bench.decoding import in_turn, require_same, single_steps
 from blockgate.bench.language_model import torch_int8
-from blockgate.bench.recurrent import without_onednn
+from blockgate.bench.recurrent import open_gates, without_onednn
 from blockgate.demo.arms import Arm, TrainedArm
 from blockgate.layers import pack
 from blockgate.schedule import set_sparsity
@@ -92,9 +92,12 @@ def time_layers(
 ) -> dict[str, Any]:
     """One token after the other through the recurrent layers alone: dense ones, and gated ones at several sparsities.
 
+    Trained gates may open fewer blocks than they are allowed to, even at sparsity 0. Here fresh ones take their place,
+    which open exactly as many, so that the whole range of densities is seen.
+
     Args:
         ways: all; those of the dense model take part.
-        gated: whose sparsity is set to each of SPARSITIES.
+        gated: whose layers are timed, at each of SPARSITIES.
         inputs: words (1, 1).
         seconds: to spend on each.
         progress: called now and then.
@@ -110,7 +113,9 @@ def time_layers(
     ]
     densities = {}
     for sparsity in SPARSITIES:
-        model = copy.deepcopy(gated.trained.model)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = open_gates(copy.deepcopy(gated.trained.model))
         set_sparsity(model, sparsity)
         densities[sparsity] = _density(model, inputs)
         for short, dtype in PACKED.items():
