@@ -86,8 +86,7 @@ BLOCKGATE_INLINE void stream_panels(const StreamArgs& args, int64_t row, int64_t
     stream_block<PANELS, W>(tile, x, weight + col * packed_block_size(grid), stride,
                             inputs_of_col(grid, col), next);
     add_gated<float, StreamSum<W>>(y, y, tile.acc[0], gate,
-                                   scale ? scale + col * packed_panels(grid) * PANEL : nullptr,
-                                   PANELS * PANEL);
+                                   scale ? scale + col * packed_panels(grid) * PANEL : nullptr);
   }
   __builtin_memcpy(args.y + output, y, width * sizeof(float));
 }
