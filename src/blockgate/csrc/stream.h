@@ -60,6 +60,7 @@ BLOCKGATE_INLINE void stream_block(Tile<StreamSum<W>, 1, PANELS>& tile, const St
   stream_steps<PANELS, W>(tile, rows, panels, panel_stride, 0, inside,
                           panels + PREFETCH_STEPS<W> * PANEL);
   stream_steps<PANELS, W>(tile, rows, panels, panel_stride, inside, depth, next ? next : panels);
+  if constexpr (Arithmetic<float, W>::IN_PAIRS) in_order(tile);
 }
 
 template <int PANELS, class W>
