@@ -3,7 +3,8 @@
 // Inputs are bounded so that no sum over a block can overflow (see quantise.h). Exact sums have no
 // order, so tiles, threads and instruction sets agree on every bit. Two k are multiplied and added
 // at once, so weights come in pairs of k: stored ones are interleaved on load, expanded ones lie
-// as [k / 2][16 outputs][2]. A lone last k is paired with an input of 0.
+// as [k / 2][16 outputs][2], outputs in the order of load_pairs. A lone last k is paired with an
+// input of 0.
 #pragma once
 
 #include "microkernel.h"
@@ -50,6 +51,14 @@ BLOCKGATE_INLINE Vec<int32_t> multiply_pairs(Vec<int16_t> a, Vec<int16_t> b) {
 
 // The 16 weights at k and those `partner` further on, interleaved and widened.
 BLOCKGATE_INLINE void load_pairs(const int8_t* p, int64_t partner, PanelPairs& pairs) {
+#if BLOCKGATE_X86 && BLOCKGATE_VECTOR_BYTES == 32
+  // Widening comes first, since it is cheapest while loading; interleaving then works within halves
+  // of a vector, and in_order puts the sums right.
+  const __m256i first = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
+  const __m256i second = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(p + partner)));
+  pairs[0] = (Vec<int16_t>)_mm256_unpacklo_epi16(first, second);
+  pairs[1] = (Vec<int16_t>)_mm256_unpackhi_epi16(first, second);
+#else
   typedef int8_t Bytes __attribute__((vector_size(16)));
   Bytes a, b;
   __builtin_memcpy(&a, p, sizeof a);
@@ -60,9 +69,6 @@ BLOCKGATE_INLINE void load_pairs(const int8_t* p, int64_t partner, PanelPairs& p
       __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
 #if BLOCKGATE_X86 && BLOCKGATE_VECTOR_BYTES == 64
   pairs[0] = (Vec<int16_t>)_mm512_cvtepi8_epi16(_mm256_set_m128i((__m128i)high, (__m128i)low));
-#elif BLOCKGATE_X86 && BLOCKGATE_VECTOR_BYTES == 32
-  pairs[0] = (Vec<int16_t>)_mm256_cvtepi8_epi16((__m128i)low);
-  pairs[1] = (Vec<int16_t>)_mm256_cvtepi8_epi16((__m128i)high);
 #else
   // A byte beside itself, shifted down, is the widened byte in either byte order.
   const auto first_half = [](Bytes v) {
@@ -77,6 +83,7 @@ BLOCKGATE_INLINE void load_pairs(const int8_t* p, int64_t partner, PanelPairs& p
   pairs[1] = second_half(low);
   pairs[2] = first_half(high);
   pairs[3] = second_half(high);
+#endif
 #endif
 }
 
@@ -115,6 +122,21 @@ BLOCKGATE_INLINE void pair_step(Tile<int32_t, ROWS, PANELS>& tile,
   }
 }
 
+// Puts sums in the order of the outputs, after the last step: load_pairs may have changed it.
+template <int ROWS, int PANELS>
+BLOCKGATE_INLINE void in_order([[maybe_unused]] Tile<int32_t, ROWS, PANELS>& tile) {
+#if BLOCKGATE_X86 && BLOCKGATE_VECTOR_BYTES == 32
+#pragma GCC unroll 8
+  for (int m = 0; m < ROWS; ++m)
+#pragma GCC unroll 8
+    for (int p = 0; p < PANELS; ++p) {
+      const auto low = (__m256i)tile.acc[m][2 * p], high = (__m256i)tile.acc[m][2 * p + 1];
+      tile.acc[m][2 * p] = (Vec<int32_t>)_mm256_permute2x128_si256(low, high, 0x20);
+      tile.acc[m][2 * p + 1] = (Vec<int32_t>)_mm256_permute2x128_si256(low, high, 0x31);
+    }
+#endif
+}
+
 template <class W, int ROWS, int PANELS>
 BLOCKGATE_INLINE void tile_multiply_pairs(Tile<int32_t, ROWS, PANELS>& tile,
                                           const int16_t* const (&rows)[ROWS], const W* panels,
@@ -124,6 +146,7 @@ BLOCKGATE_INLINE void tile_multiply_pairs(Tile<int32_t, ROWS, PANELS>& tile,
 #pragma GCC unroll 4
   for (; k + 1 < depth; k += 2) pair_step(tile, rows, panels, panel_stride, k, PANEL);
   if (k < depth) pair_step(tile, rows, panels, panel_stride, k, 0);
+  in_order(tile);
 }
 
 }  // namespace blockgate::BLOCKGATE_ISA

@@ -73,6 +73,7 @@ std::tuple<Tensor, Tensor> pack_blocks(const Tensor& weight, int64_t block_out, 
   const Tensor blocks =
       empty_tensor({num_blocks, packed_panels(grid), packed_depth(grid), PANEL}, dtype);
   std::memset(blocks.mutable_data_ptr(), 0, blocks.numel() * blocks.element_size());
+  use_huge_pages(blocks);
   if (dtype == ScalarType::Char) {
     const Tensor scale = empty_tensor({num_blocks, padded}, ScalarType::Float);
     float* scales = data_of<float>(scale);

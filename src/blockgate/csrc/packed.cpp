@@ -72,8 +72,12 @@ void run_stream(const StreamArgs& given, const OpenBlock* open, int64_t count) {
     quantised = quantise_rows(grid, args.x, grid.in, 1);
     args.quantised = quantised.view;
   }
-  const int64_t panels = packed_panels(grid);
-  const int64_t parts = ceil_div(panels, table.stream_panels);
+  const int64_t threads = threads_for(count * packed_block_size(grid));
+  // Whole blocks, which are the longest runs of memory, where there are rows enough to share out.
+  const int64_t parts = smaller(ceil_div(packed_panels(grid), table.stream_panels),
+                                ceil_div(2 * TASKS_PER_THREAD * threads, grid.rows));
+  const int64_t part_panels =
+      ceil_div(packed_panels(grid), parts * table.stream_panels) * table.stream_panels;
   std::vector<int64_t> starts(grid.rows + 1);
   int64_t position = 0;
   for (int64_t row = 0; row < grid.rows; ++row) {
@@ -81,11 +85,10 @@ void run_stream(const StreamArgs& given, const OpenBlock* open, int64_t count) {
     while (position < count && open[position].row == row) ++position;
   }
   starts[grid.rows] = position;
-  const int64_t threads = threads_for(count * packed_block_size(grid));
   run_tasks(grid.rows * parts, threads, [&](int64_t i) {
-    const int64_t row = i / parts, panel = i % parts * table.stream_panels;
+    const int64_t row = i / parts, panel = i % parts * part_panels;
     const int64_t row_panels = ceil_div(outputs_of_row(grid, row), PANEL);
-    const int64_t panel_end = smaller(panel + table.stream_panels, row_panels);
+    const int64_t panel_end = smaller(panel + part_panels, row_panels);
     if (panel < panel_end)
       table.stream(args, row, panel, panel_end, open + starts[row], starts[row + 1] - starts[row]);
   });

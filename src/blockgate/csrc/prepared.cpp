@@ -100,6 +100,8 @@ void run_layer(const PreparedLayer& layer, const float* x, int64_t stride, int64
 }
 
 int64_t add_prepared(PreparedLayer layer) {
+  // As when they were packed: since then they may have been copied or loaded.
+  use_huge_pages(layer.weight.blocks_tensor);
   auto shared = std::make_shared<const PreparedLayer>(std::move(layer));
   const std::unique_lock lock(table().mutex);
   table().layers.emplace(table().next, std::move(shared));

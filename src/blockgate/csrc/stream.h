@@ -1,7 +1,7 @@
 // One token: each open block is read exactly once, as a stream, into register accumulators.
 //
 // The time is that of reading the open blocks, so the kernel's only art is to keep the memory
-// system busy: wide tiles, and prefetching that runs on into the next open block.
+// system busy: long runs, and prefetching that runs on into the next open block.
 #pragma once
 
 #include "forward.h"
@@ -9,6 +9,13 @@
 namespace blockgate::BLOCKGATE_ISA {
 
 inline constexpr int STREAM_PANELS = tile_panels<float>(1);
+// Panels in one tile, and those of a block that are read before the next block. Chains of float
+// sums need company to fill the pipeline. Integer sums don't: one panel after the other makes a
+// block one run of memory, where several at once would be as many streams of two kilobytes.
+template <class W>
+inline constexpr int PANELS_AT_ONCE = Arithmetic<float, W>::IN_PAIRS ? 1 : STREAM_PANELS;
+template <class W>
+inline constexpr int PANELS_OF_BLOCK = Arithmetic<float, W>::IN_PAIRS ? 8 : STREAM_PANELS;
 // Steps of k in one cache line of a panel, and how many the prefetch runs ahead: the same number of
 // bytes in every panel, however narrow the weights.
 template <class W>
@@ -53,6 +60,7 @@ BLOCKGATE_INLINE void stream_block(Tile<StreamSum<W>, 1, PANELS>& tile, const St
   stream_steps<PANELS, W>(tile, rows, panels, panel_stride, 0, inside,
                           panels + PREFETCH_STEPS<W> * PANEL);
   stream_steps<PANELS, W>(tile, rows, panels, panel_stride, inside, depth, next ? next : panels);
+  if constexpr (Arithmetic<float, W>::IN_PAIRS) in_order(tile);
 }
 
 template <int PANELS, class W>
@@ -82,11 +90,16 @@ BLOCKGATE_INLINE void stream_panels(const StreamArgs& args, int64_t row, int64_t
     } else {
       x = args.x + col * grid.block_in;
     }
-    Tile<StreamSum<W>, 1, PANELS> tile;
-    stream_block<PANELS, W>(tile, x, weight + col * packed_block_size(grid), stride,
-                            inputs_of_col(grid, col), next);
-    add_gated<float, StreamSum<W>>(y, y, tile.acc[0], gate,
-                                   scale ? scale + col * packed_panels(grid) * PANEL : nullptr);
+    const W* panels = weight + col * packed_block_size(grid);
+    constexpr int AT_ONCE = smaller(PANELS, PANELS_AT_ONCE<W>);
+    for (int p = 0; p < PANELS; p += AT_ONCE, panels += AT_ONCE * stride) {
+      Tile<StreamSum<W>, 1, AT_ONCE> tile;
+      stream_block<AT_ONCE, W>(tile, x, panels, stride, inputs_of_col(grid, col),
+                               p + AT_ONCE < PANELS ? panels + AT_ONCE * stride : next);
+      add_gated<float, StreamSum<W>>(
+          y + p * PANEL, y + p * PANEL, tile.acc[0], gate,
+          scale ? scale + (col * packed_panels(grid) + p) * PANEL : nullptr);
+    }
   }
   __builtin_memcpy(args.y + output, y, width * sizeof(float));
 }
@@ -104,11 +117,14 @@ inline void stream(const StreamArgs& args, int64_t row, int64_t panel_begin, int
                    const OpenBlock* open, int64_t count) {
   switch (args.kind) {
     case WeightKind::packed_bfloat16:
-      return stream_row<STREAM_PANELS, BFloat16>(args, row, panel_begin, panel_end, open, count);
+      return stream_row<PANELS_OF_BLOCK<BFloat16>, BFloat16>(args, row, panel_begin, panel_end,
+                                                             open, count);
     case WeightKind::packed_int8:
-      return stream_row<STREAM_PANELS, int8_t>(args, row, panel_begin, panel_end, open, count);
+      return stream_row<PANELS_OF_BLOCK<int8_t>, int8_t>(args, row, panel_begin, panel_end, open,
+                                                         count);
     default:
-      return stream_row<STREAM_PANELS, float>(args, row, panel_begin, panel_end, open, count);
+      return stream_row<PANELS_OF_BLOCK<float>, float>(args, row, panel_begin, panel_end, open,
+                                                       count);
   }
 }
 
