@@ -1,0 +1,46 @@
+"""What the command line says of itself: an overview of the commands, and one line where its words are wrong."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+__all__ = ["in_one_line", "overview"]
+
+# Suggestions that one line has room for.
+MOST_SUGGESTIONS = 3
+
+
+def overview(description: str, commands: dict[str, Any]) -> str:
+    """The help of the whole program: each command with the first sentence of its own help."""
+    width = max(map(len, commands))
+    lines = [f"  {name:<{width}}  {_first_line(command)}" for name, command in sorted(commands.items())]
+    return "\n".join(["usage: blockgate [--help] [--version] COMMAND ...", "", description, "", "commands:", *lines])
+
+
+def _first_line(command: Any) -> str:
+    return str(command.__doc__).strip().splitlines()[0]
+
+
+def in_one_line(box: str, page: str) -> str:
+    """An error of tyro's, which draws a box of many lines, as one: what is wrong, what was meant, where to read on.
+
+    Args:
+        box: what tyro printed: a title, then sections with lines between them, the last of which names a help page.
+        page: the command whose help says more.
+    """
+    inside = [line.strip().strip("│").rstrip() for line in box.splitlines() if line.lstrip().startswith("│")]
+    sections = [part.split("\n") for part in re.split(r"\n\s*─+\n", "\n".join(inside))]
+    said = [" ".join(" ".join(section).split()) for section in sections]
+    if len(said) < 2:  # not the box that we know
+        return " ".join(box.split())
+    line = said[0]
+    for text in said[1:-1]:
+        if text.startswith("Available subcommands"):
+            line += f". {text}"
+    similar = [text for text in said[1:-1] if not text.startswith(("Available subcommands", "Argument helptext"))]
+    # A flag and its type, such as "--epochs INT".
+    meant = list(dict.fromkeys(re.findall(r"(?<!\S)--[a-z][\w.-]*(?= (?:INT|FLOAT|STR|PATH|\{|\[))", " ".join(similar))))
+    if meant:
+        line += f". Perhaps you meant {' or '.join(meant[:MOST_SUGGESTIONS])}"
+    return f"{line.rstrip('.:')}. See: {page} --help"
