@@ -156,7 +156,7 @@ def draw_ramp() -> str:
     left, top, width, height = 70, 24, 440, 170
     picture.line([(left, top), (left, top + height), (left + width, top + height)], FAINT)
     layer = bg.DynamicSparseLinear(8, 8, block_size=2)
-    for shape, colour, label in (("linear", "#00897b", (300, 130)), ("cubic", "#5e35b1", (200, 62))):
+    for shape, colour, label in (("linear", "#00897b", (330, 130)), ("cubic", "#5e35b1", (214, 62))):
         ramp = bg.SparsityRamp(layer, final=0.9, begin=25, end=75, shape=shape)
         points = [(left + s / 100 * width, top + height * (1 - ramp.sparsity_at(s))) for s in range(101)]
         picture.line(points, colour)
@@ -207,11 +207,11 @@ def draw_block_size(data: dict[str, Any]) -> str:
     return picture.svg()
 
 
-def main(output: Path) -> None:
+def main(output: Path, times: Path) -> None:
     """Writes all pictures."""
     output.mkdir(parents=True, exist_ok=True)
     drawn = {"grid": draw_grid(), "inputs": draw_inputs(), "select": draw_select(), "ramp": draw_ramp()}
-    drawn["block-size"] = draw_block_size(json.loads(TIMES.read_text()))
+    drawn["block-size"] = draw_block_size(json.loads(times.read_text()))
     for name, text in drawn.items():
         part = output / f".{name}.part"
         part.write_text(text)
@@ -221,4 +221,5 @@ def main(output: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=HERE)
+    parser.add_argument("--times", type=Path, default=TIMES, help="result file of benchmarks/block_size.py")
     main(**vars(parser.parse_args()))

@@ -13,7 +13,7 @@ import torch
 import tyro
 
 from blockgate.errors import invalid
-from blockgate.grid import check_size
+from blockgate.grid import check_threads
 from blockgate.layers import pack
 from blockgate.models import LanguageModel
 from blockgate.models.sampling import sample
@@ -59,7 +59,7 @@ class Generate:
     def run(self) -> None:
         """Streams the words."""
         if self.threads is not None:
-            torch.set_num_threads(check_size("--threads", self.threads))
+            torch.set_num_threads(check_threads("--threads", self.threads))
         trained = load_trained(self.checkpoint)
         if not isinstance(trained.model, LanguageModel) or trained.vocabulary is None:
             raise invalid(

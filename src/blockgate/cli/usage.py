@@ -29,9 +29,11 @@ def in_one_line(box: str, page: str) -> str:
         box: what tyro printed: a title, then sections with lines between them, the last of which names a help page.
         page: the command whose help says more.
     """
-    inside = [line.strip().strip("│").rstrip() for line in box.splitlines() if line.lstrip().startswith("│")]
-    sections = [part.split("\n") for part in re.split(r"\n\s*─+\n", "\n".join(inside))]
-    said = [" ".join(" ".join(section).split()) for section in sections]
+    # Where the terminal has no characters for a box, there are dashes, and the title stands above the first of them.
+    lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
+    sections = re.split(r"\n[─-]{4,}\n", "\n".join(lines).strip("-\n"))
+    said = [" ".join(section.split()) for section in sections if section.strip()]
+    said = said if "╭" in box else said[1:]
     if len(said) < 2:  # not the box that we know
         return " ".join(box.split())
     line = said[0]
@@ -40,7 +42,7 @@ def in_one_line(box: str, page: str) -> str:
             line += f". {text}"
     similar = [text for text in said[1:-1] if not text.startswith(("Available subcommands", "Argument helptext"))]
     # A flag and its type, such as "--epochs INT".
-    meant = list(dict.fromkeys(re.findall(r"(?<!\S)--[a-z][\w.-]*(?= (?:INT|FLOAT|STR|PATH|\{|\[))", " ".join(similar))))
+    meant = list(dict.fromkeys(re.findall(r"(?<!\S)--(?!help)[a-z][\w.-]*(?= (?:INT|FLOAT|STR|PATH|\{|\[))", " ".join(similar))))
     if meant:
         line += f". Perhaps you meant {' or '.join(meant[:MOST_SUGGESTIONS])}"
     return f"{line.rstrip('.:')}. See: {page} --help"

@@ -279,10 +279,14 @@ class _Training:
         if not (self.run.output / LAST).is_file():
             return
         state = load_checkpoint(self.run.output / LAST)
+        if "training" not in state:
+            raise invalid(
+                "--resume", expected=f"the state of a run in {LAST}", got="weights alone", remedy="Is it a copy of best.pt?"
+            )
         changed = differences(state["run"], run_to_plain(self.run))
         if state.get("fingerprint") != self.fingerprint:
             changed.append("the data are others")
-        if len(state.get("training", {}).get("hooks", ())) != len(self.hooks):
+        if len(state["training"].get("hooks", ())) != len(self.hooks):
             changed.append("the hooks are others")
         if changed:
             raise invalid(
