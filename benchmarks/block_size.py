@@ -3,7 +3,7 @@
     python benchmarks/block_size.py --output benchmarks/results/block-size_epyc-zen3_2-threads
 
 All arms are timed in turns in one run, each checked against the reference first. Writes OUTPUT.json and OUTPUT.md;
-`python docs/pictures/draw.py` draws the picture of the documentation from the JSON file. Let nothing else run meanwhile.
+`python docs/pictures/draw.py` draws the picture of the documentation from the JSON file. Let nothing else run.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from blockgate.bench.timing import interleave
 BLOCKS = (32, 64, 128, 256)
 KEYS = (64, 128, None)
 INPUTS = 8
+# Load average from which on times mean little.
+BUSY = 0.7
 
 
 def gated_layer(dense: nn.Linear, block: int, key: int | None, sparsity: float) -> bg.DynamicSparseLinear:
@@ -59,7 +61,13 @@ def measure(shape: tuple[int, int], sparsity: float, seconds: float) -> list[dic
         layers[name] = layer
         counted = bg.summary(layer)
         share = counted.macs_now / counted.macs_dense
-        entries.append({"arm": name, "block": block, "key": layer.gate.key_size, "all": key is None, "mac_share": share})
+        entries.append({
+            "arm": name,
+            "block": block,
+            "key": layer.gate.key_size,
+            "all": key is None,
+            "mac_share": share,
+        })
     inputs = [torch.randn(1, shape[1]) for _ in range(INPUTS)]
     calls = {name: _over(layer, inputs) for name, layer in layers.items()}
     warm, cold = (interleave(calls, seconds=seconds, cold=cold) for cold in (False, True))
@@ -82,9 +90,10 @@ def markdown(data: dict[str, Any]) -> str:
         f"# Block and key size: {data['shape']}, batch 1, {data['sparsity']:.0%} sparse, float32\n",
         f"`{data['command']}`\n",
         f"{facts}; load average {data['load']:.1f} at the start.\n",
-        "Medians of one run with the arms interleaved, gate and selection inside; MACs are multiply-adds, gate included,",
-        "as a share of the dense layer's. The speed-ups are over `nn.Linear`, and over the dense layer packed by blockgate,",
-        "which reads memory as well as the gated ones do; the last column has the cache evicted before every call.\n",
+        "Medians of one run with the arms interleaved, gate and selection inside. MACs are multiply-adds, gate",
+        "included, as a share of the dense layer's. The speed-ups are over `nn.Linear`, and over the dense layer packed",
+        "by blockgate, which is read as fast as the gated ones are; the last column has the cache evicted before every",
+        "call.\n",
         "| arm | MACs | median ms | p10 | p90 | over nn.Linear | over packed dense | the same, evicted cache |",
         "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
@@ -104,6 +113,8 @@ def markdown(data: dict[str, Any]) -> str:
 def main(shape: str, sparsity: float, seconds: float, output: Path | None) -> None:
     """Measures, prints, and writes the results if asked."""
     load = os.getloadavg()[0]
+    if load > BUSY:
+        print(f"the machine is busy (load average {load:.1f}): these times are not to be trusted", file=sys.stderr)
     rows, columns = map(int, shape.split("x"))
     data = {
         "command": shlex.join(["python", *sys.argv]),
@@ -122,6 +133,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="6144x1536", help="OUTxIN features")
     parser.add_argument("--sparsity", type=float, default=0.9)
-    parser.add_argument("--seconds", type=float, default=2.0, help="time to spend on each arm")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time to spend on each arm")
     parser.add_argument("--output", type=Path, help="where to write the results; only print if unset")
     main(**vars(parser.parse_args()))

@@ -1,4 +1,4 @@
-"""What the documentation says runs: Python blocks as they stand, commands as far as they can, pictures and tables too."""
+"""What the documentation says runs: Python blocks as they stand, commands as far as they can, pictures and tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CONTINUES = "<!-- continues -->\n"
 
-# Lines of sh blocks that aren't run, by what they begin with, and why. Those of blockgate must be accepted all the same.
+# Lines of sh blocks that aren't run, by what they begin with, and why. Those of blockgate must be accepted anyway.
 NOT_RUN = {
     "pip install": "what these tests run in has been installed",
     "make": "these tests are part of it",
@@ -44,13 +44,15 @@ def python_blocks(page: Path) -> list[str]:
 
 
 PROGRAMS = [
-    pytest.param(block, id=f"{page.name}-{number}") for page in PAGES for number, block in enumerate(python_blocks(page))
+    pytest.param(block, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, block in enumerate(python_blocks(page))
 ]
 COMMANDS = [
     pytest.param(line, id=f"{page.name}: {line}")
     for page in PAGES
     for block in re.findall(r"```(?:sh|bash|console)\n(.*?)```", page.read_text(), re.DOTALL)
-    for line in (line.split("  #")[0].strip() for line in block.replace("\\\n", " ").splitlines())
+    for line in (line.split(" #")[0].strip() for line in block.replace("\\\n", " ").splitlines())
     if line and not line.startswith("#")
 ]
 

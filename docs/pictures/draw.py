@@ -43,7 +43,9 @@ class Picture:
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}" stroke="{edge}"/>'
         )
 
-    def line(self, points: list[tuple[float, float]], colour: str = INK, *, arrow: bool = False, dash: str = "") -> None:
+    def line(
+        self, points: list[tuple[float, float]], colour: str = INK, *, arrow: bool = False, dash: str = ""
+    ) -> None:
         """A line through points; with an arrow, it ends in a small triangle that points right or down."""
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         self.parts.append(
@@ -59,7 +61,9 @@ class Picture:
         """A small disc."""
         self.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}" stroke="#ffffff"/>')
 
-    def text(self, x: float, y: float, words: str, *, anchor: str = "middle", colour: str = INK, size: int = 13) -> None:
+    def text(
+        self, x: float, y: float, words: str, *, anchor: str = "middle", colour: str = INK, size: int = 13
+    ) -> None:
         """A line of text."""
         self.parts.append(
             f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" font-size="{size}">{words}</text>'
@@ -68,7 +72,9 @@ class Picture:
     def gates(self, x: float, y: float, gates: torch.Tensor, cell: float) -> None:
         """A grid of gates (rows, columns): closed ones pale, open ones the darker the wider, with their value."""
         for (row, column), value in zip(
-            ((i, j) for i in range(gates.shape[0]) for j in range(gates.shape[1])), gates.flatten().tolist(), strict=True
+            ((i, j) for i in range(gates.shape[0]) for j in range(gates.shape[1])),
+            gates.flatten().tolist(),
+            strict=True,
         ):
             left, top = x + column * cell, y + row * cell
             shade = OPEN[min(len(OPEN) - 1, int(value / gates.max().item() * len(OPEN)))]
@@ -82,7 +88,7 @@ class Picture:
 
 
 def some_scores(rows: int, columns: int, seed: int) -> torch.Tensor:
-    """Raw scores (1, rows * columns), as a gate would give them for some input; in steps, so that all machines agree."""
+    """Raw scores (1, rows * columns), as a gate might give them; in steps, so that all machines agree."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-40, 100, (1, rows * columns), generator=generator) / 100
 

@@ -183,10 +183,10 @@ def test_a_run_is_not_overwritten(trained, capsys):
     assert "--resume" in complaint(["train", str(trained / "tiny.json")], capsys)
 
 
-@pytest.mark.parametrize("args", [["--help"], ["train", "ptb-lstm-laptop", "--help"], ["reproduce", "table2", "--list"]])
+@pytest.mark.parametrize("args", ["--help", "train ptb-lstm-laptop --help", "reproduce table2 --list"])
 def test_a_reader_that_goes_is_no_reason_to_complain(args):
     """As in `blockgate ... | head -1`."""
-    command = [sys.executable, "-m", "blockgate", *args]
+    command = [sys.executable, "-m", "blockgate", *args.split()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()
         error = process.stderr.read()

@@ -62,8 +62,8 @@ def parse(args: list[str]) -> Any:
         raise SystemExit(0)
     name, *rest = args
     if name not in commands:
-        error = invalid("command", expected=f"one of {', '.join(commands)}", got=name, remedy="See: blockgate --help")
-        raise SystemExit(_complain(str(error)))
+        wrong = invalid("command", expected=f"one of {', '.join(commands)}", got=name, remedy="See: blockgate --help")
+        raise SystemExit(_complain(str(wrong)))
     prog, said = f"blockgate {name}", io.StringIO()
     try:
         with contextlib.redirect_stderr(said):

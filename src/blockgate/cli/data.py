@@ -43,9 +43,8 @@ class Data:
     def run(self) -> None:
         """Does it for one data set after the other."""
         if not self.names:
-            raise invalid(
-                "names", expected=f"some of {tuple(SOURCES)}", got="none", remedy=f"Try: blockgate data {self.action} ptb"
-            )
+            remedy = f"Try: blockgate data {self.action} ptb"
+            raise invalid("names", expected=f"some of {tuple(SOURCES)}", got="none", remedy=remedy)
         facts = {name: self._one(name) for name in self.names}
         if self.json:
             print(json.dumps(facts, indent=2))

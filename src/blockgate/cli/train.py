@@ -49,9 +49,10 @@ def train_command(args: list[str]) -> type:
     configs = shipped_configs() | {word: load_run(Path(word)) for word in files}
     described = {name: f"{type(run).__doc__} Data: {run.data}; {run.epochs} epochs." for name, run in configs.items()}
     choice: Any = tyro.extras.subcommand_type_from_defaults(configs, described, prefix_names=False)
-    fields = [
+    json_help = tyro.conf.arg(help="Print JSON, for machines.")
+    fields: list[Any] = [
         ("config", Annotated[choice, tyro.conf.arg(name="")]),
-        # Before or after the name of the config.
-        ("json", Annotated[bool, tyro.conf.CascadeSubcommandArgs, tyro.conf.arg(help="Print JSON, for machines.")], False),
+        # Cascading: before or after the name of the config.
+        ("json", Annotated[bool, tyro.conf.CascadeSubcommandArgs, json_help], False),
     ]
     return make_dataclass("Train", fields, bases=(Train,), namespace={"__doc__": Train.__doc__}, frozen=True)

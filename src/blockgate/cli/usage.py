@@ -7,6 +7,9 @@ from typing import Any
 
 __all__ = ["in_one_line", "overview"]
 
+# A flag with its type, such as "--epochs INT".
+FLAG = r"(?<!\S)--(?!help)[a-z][\w.-]*(?= (?:INT|FLOAT|STR|PATH|\{|\[))"
+
 # Suggestions that one line has room for.
 MOST_SUGGESTIONS = 3
 
@@ -41,8 +44,7 @@ def in_one_line(box: str, page: str) -> str:
         if text.startswith("Available subcommands"):
             line += f". {text}"
     similar = [text for text in said[1:-1] if not text.startswith(("Available subcommands", "Argument helptext"))]
-    # A flag and its type, such as "--epochs INT".
-    meant = list(dict.fromkeys(re.findall(r"(?<!\S)--(?!help)[a-z][\w.-]*(?= (?:INT|FLOAT|STR|PATH|\{|\[))", " ".join(similar))))
+    meant = list(dict.fromkeys(re.findall(FLAG, " ".join(similar))))
     if meant:
         line += f". Perhaps you meant {' or '.join(meant[:MOST_SUGGESTIONS])}"
     return f"{line.rstrip('.:')}. See: {page} --help"

@@ -281,7 +281,10 @@ class _Training:
         state = load_checkpoint(self.run.output / LAST)
         if "training" not in state:
             raise invalid(
-                "--resume", expected=f"the state of a run in {LAST}", got="weights alone", remedy="Is it a copy of best.pt?"
+                "--resume",
+                expected=f"the state of a run in {LAST}",
+                got="weights alone",
+                remedy=f"Is it {BEST}?",
             )
         changed = differences(state["run"], run_to_plain(self.run))
         if state.get("fingerprint") != self.fingerprint:
