@@ -93,8 +93,8 @@ def markdown(data: dict[str, Any]) -> str:
         "One run with the arms interleaved, gate and selection inside. MACs are multiply-adds, gate",
         "included, as a share of the dense layer's. Speed-ups are over `nn.Linear`, and over the dense layer packed",
         "by blockgate, which is read as fast as the gated ones are; the last column has the cache evicted before every",
-        "call. They are ratios of p10, the time that a tenth of the calls stays below: arms are compared with each other",
-        "here, and that is what other work on the machine disturbs least.\n",
+        "call. They are ratios of p10, the time that a tenth of the calls stays below: it is what other work on the",
+        "machine disturbs least.\n",
         "| arm | MACs | median ms | p10 | p90 | over nn.Linear | over packed dense | the same, evicted cache |",
         "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
