@@ -85,9 +85,9 @@ def test_results_and_lists_as_json(table2, capsys):
     assert {result["arm"]: result for result in printed["results"]} == expected
     assert printed["report"] == str(table2 / "tiny" / "table2.md")
     assert main([*command, "--list"]) == 0
-    assert [arm["name"] for arm in json.loads(capsys.readouterr().out)] == list(
+    assert [arm["name"] for arm in json.loads(capsys.readouterr().out)] == [
         arm.name for arm in arms_of("table2", "tiny") if arm.name in expected
-    )
+    ]
 
 
 @pytest.mark.slow
