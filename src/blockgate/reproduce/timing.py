@@ -32,6 +32,8 @@ INPUTS = 64
 def time_models(models: dict[Arm, Trained], *, threads: int, seconds: float) -> dict[str, Any]:
     """Seconds per token (or image) at batch 1, by arm and engine, of the whole model and of its layers alone.
 
+    Packed models are also evaluated on the test data: rounding has its price.
+
     Args:
         models: the trained models.
         threads: CPU threads.
@@ -41,9 +43,14 @@ def time_models(models: dict[Arm, Trained], *, threads: int, seconds: float) -> 
     torch.set_num_threads(threads)
     try:
         calls: dict[str, Callable[[], Any]] = {}
+        quality: dict[str, dict[str, float]] = {}
         for arm, trained in models.items():
-            inputs = _inputs(trained)
+            task = make_task(trained.run, vocabulary=trained.vocabulary)
+            inputs = task.single_inputs("test", INPUTS)
             for engine, model in _engines(arm, trained.model).items():
+                if engine in PACKED:
+                    sums = task.evaluate(model, "test", torch.device("cpu"))
+                    quality.setdefault(arm.name, {})[engine] = task.metrics(sums)[task.score]
                 _require_same(
                     f"{arm.name} by {engine}", model, trained.model, inputs, exact=engine in {"float32", "CSR"}
                 )
@@ -53,7 +60,7 @@ def time_models(models: dict[Arm, Trained], *, threads: int, seconds: float) -> 
         described = machine.describe()
     finally:
         torch.set_num_threads(before)
-    result: dict[str, Any] = {"machine": described, "seconds": {}}
+    result: dict[str, Any] = {"machine": described, "seconds": {}, "quality": quality}
     for name, timing in times.items():
         arm_name, engine, part = name.split("/")
         facts = {"median": timing.median, "p90": timing.p90, "calls": timing.calls}
@@ -73,12 +80,6 @@ def _engines(arm: Arm, model: nn.Module) -> dict[str, nn.Module]:
     if arm.kind == "agp":
         made["CSR"] = to_sparse_inference(model)
     return made
-
-
-def _inputs(trained: Trained) -> list[Tensor]:
-    """Words (1, 1) of the test data, one after the other, or images (1, ...)."""
-    task = make_task(trained.run, vocabulary=trained.vocabulary)
-    return task.single_inputs("test", INPUTS)
 
 
 def _steps(model: nn.Module) -> dict[str, Callable[[Tensor], Any]]:
