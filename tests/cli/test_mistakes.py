@@ -64,7 +64,7 @@ def complaint(args, capsys) -> str:
     ("args", "message"),
     [
         # Words that no command knows.
-        (["nonsense"], "expected one of bench, data, evaluate"),
+        (["nonsense"], "expected one of bench, data"),
         (["info", "--nonsense"], "--nonsense. See: blockgate info --help"),
         (["train", "ptb-lstm-laptopp"], "ptb-lstm-paper"),
         (["train", "ptb-lstm-laptop", "--epoch", "3"], "Perhaps you meant --epochs. See: blockgate train --help"),

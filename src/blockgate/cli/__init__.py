@@ -32,8 +32,9 @@ def main(args: list[str] | None = None) -> int:
         sys.stdout.flush()
     except BlockgateError as error:
         return _complain(str(error))
-    except KeyboardInterrupt:
-        print("blockgate: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        # Some commands say what they have kept.
+        print(": ".join(["blockgate: interrupted", *map(str, stop.args)]), file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         _forget_output()
@@ -90,6 +91,7 @@ def _commands(args: list[str]) -> dict[str, Any]:
     """Name to dataclass; imported here so that `--version` starts fast."""
     from blockgate.cli.bench import Bench
     from blockgate.cli.data import Data
+    from blockgate.cli.demo import Demo
     from blockgate.cli.evaluate import Evaluate
     from blockgate.cli.generate import Generate
     from blockgate.cli.info import Info
@@ -99,6 +101,7 @@ def _commands(args: list[str]) -> dict[str, Any]:
     return {
         "bench": Bench,
         "data": Data,
+        "demo": Demo,
         "evaluate": Evaluate,
         "generate": Generate,
         "info": Info,

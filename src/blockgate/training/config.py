@@ -148,7 +148,7 @@ class LanguageModelRun(Run):
     """Trains a word language model."""
 
     data: str = "ptb"
-    """ptb, wikitext-2, or a folder with train.txt, valid.txt and test.txt."""
+    """ptb, wikitext-2, python-docs (needs no download), or a folder with train.txt, valid.txt and test.txt."""
     model: LanguageModelConfig = field(default_factory=LanguageModelConfig)
     """The model."""
     bptt: int = 35
