@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard src/blockgate/csrc/*)
 
-.PHONY: setup demo lint test sanitize wheel clean
+.PHONY: setup demo lint test sanitize docs block-size wheel clean
 
 setup: $(VENV)/.installed
 
@@ -37,6 +37,16 @@ sanitize: setup
 	  tests/ops/test_kernels.py tests/ops/test_registered.py tests/ops/test_packed.py tests/ops/test_packed_int8.py \
 	  tests/ops/test_forget_pool.py tests/ops/test_gated_lstm.py tests/ops/test_gated_lstm_use.py \
 	  tests/ops/test_prepared_lstm.py tests/layers/test_fused.py -k "not memory_growth"
+
+# The site, in build/site; every warning is an error. The variable silences an announcement of the theme's authors.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+# The measurement and the picture of docs/block-size.md. Let nothing else run meanwhile.
+MACHINE ?= epyc-zen3_2-threads
+block-size: setup
+	$(BIN)/python benchmarks/block_size.py --output benchmarks/results/block-size_$(MACHINE)
+	$(BIN)/python docs/pictures/draw.py --times benchmarks/results/block-size_$(MACHINE).json
 
 wheel: setup
 	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .

@@ -1,23 +1,69 @@
-"""Every Python block of the README and the docs runs as it stands."""
+"""What the documentation says runs: Python blocks as they stand, commands as far as they can, pictures and tables."""
 
 from __future__ import annotations
 
+import os
 import re
+import runpy
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from blockgate.cli import _commands, parse
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCKS = [
+CONTINUES = "<!-- continues -->\n"
+
+# Lines of sh blocks that aren't run, by what they begin with, and why. Those of blockgate must be accepted anyway.
+NOT_RUN = {
+    "pip install": "what these tests run in has been installed",
+    "make": "these tests are part of it",
+    "blockgate data fetch": "needs the network",
+    "blockgate train": "takes 20 minutes; tests/cli trains tiny models",
+    "blockgate evaluate": "needs what train has trained; tests/cli does that",
+    "blockgate generate": "needs what train has trained; tests/cli does that",
+    "blockgate bench": "takes minutes; tests/bench measures at toy size",
+    "blockgate demo": "takes minutes, and opens a page",
+    "blockgate reproduce": "takes a minute at the least; tests/reproduce does that",
+}
+
+
+def python_blocks(page: Path) -> list[str]:
+    """The programs of a page: its Python blocks, with those that continue put behind those that they continue."""
+    programs: list[str] = []
+    for continues, block in re.findall(rf"({CONTINUES})?```python\n(.*?)```", page.read_text(), re.DOTALL):
+        if continues:
+            programs[-1] += block
+        else:
+            programs.append(block)
+    return programs
+
+
+PROGRAMS = [
     pytest.param(block, id=f"{page.name}-{number}")
     for page in PAGES
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+    for number, block in enumerate(python_blocks(page))
+]
+COMMANDS = [
+    pytest.param(line, id=f"{page.name}: {line}")
+    for page in PAGES
+    for block in re.findall(r"```(?:sh|bash|console)\n(.*?)```", page.read_text(), re.DOTALL)
+    for line in (line.split(" #")[0].strip() for line in block.replace("\\\n", " ").splitlines())
+    if line and not line.startswith("#")
 ]
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+def examples_of_help() -> list[str]:
+    """The example lines that the help of every command shows."""
+    texts = [command.__doc__ or "" for command in _commands([]).values()]
+    return [line.strip() for text in texts for line in text.splitlines() if line.strip().startswith("blockgate ")]
+
+
+@pytest.mark.parametrize("block", PROGRAMS)
 def test_code_block_runs(block, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     exec(compile(block, "<documentation>", "exec"), {"__name__": "__main__"})
@@ -25,13 +71,60 @@ def test_code_block_runs(block, tmp_path, monkeypatch, capsys):
 
 
 def test_the_readme_has_an_example():
-    assert any(param.id == "README.md-0" for param in BLOCKS)
+    assert any(param.id == "README.md-0" for param in PROGRAMS)
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_command_runs_or_says_why_not(line, tmp_path):
+    if reason(line):
+        accept(line, tmp_path)
+        return
+    places = [Path(sys.executable).parent, os.environ["PATH"]]
+    environment = os.environ | {"PATH": os.pathsep.join(map(str, places))}
+    done = subprocess.run(line, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("line", examples_of_help())
+def test_examples_of_help_are_accepted(line, tmp_path):
+    accept(line, tmp_path)
+
+
+def reason(line: str) -> str:
+    """Why a line isn't run; empty if it is. Lists of arms and help pages cost nothing."""
+    if re.search(r"--(list|help)\b", line):
+        return ""
+    return next((why for beginning, why in NOT_RUN.items() if line.startswith(beginning)), "")
+
+
+def accept(line: str, folder: Path) -> None:
+    """Lets the command line of blockgate read a line; config files that it names are put into `folder`."""
+    program, *words = shlex.split(line)
+    if program == "blockgate" and words[0] in _commands([]):
+        (folder / "my-config.json").write_text('{"task": "language-model"}')
+        parse([str(folder / word) if word == "my-config.json" else word for word in words])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_to_files_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def test_every_public_name_is_in_the_reference():
+    import blockgate
+
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    for name in set(blockgate.__all__) - {"__version__", "errors"}:
+        assert f"::: blockgate.{name}\n" in pages, name
+
+
+def test_pictures_are_those_that_the_script_draws(tmp_path, monkeypatch):
+    script = ROOT / "docs" / "pictures" / "draw.py"
+    monkeypatch.setattr(sys, "argv", [str(script), "--output", str(tmp_path)])
+    runpy.run_path(str(script), run_name="__main__")
+    drawn = {file.name: file.read_text() for file in tmp_path.glob("*.svg")}
+    assert drawn == {file.name: file.read_text() for file in script.parent.glob("*.svg")}
 
 
 def test_every_pinned_tool_satisfies_what_the_package_declares():

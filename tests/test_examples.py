@@ -29,6 +29,26 @@ def test_serve_lstm():
     assert printed.count("tokens/s") == 5
 
 
+def test_convert_transformer():
+    printed = run("convert_transformer.py", "--steps", 2, "--size", 128)
+    assert "4 layers gated, 3 skipped" in printed
+    assert printed.count(" ms for 32 words") == 3
+
+
+def test_custom_training_loop_resumes_bit_by_bit(tmp_path):
+    def train(*flags):
+        return run("custom_training_loop.py", "--steps", 100, "--size", 128, "--checkpoint", *flags).splitlines()
+
+    whole = train(tmp_path / "whole.pt")
+    begun = train(tmp_path / "parts.pt", "--stop-after", 50)
+    resumed = train(tmp_path / "parts.pt")
+    assert resumed[0] == "goes on after step 50, at sparsity 0.90"
+    assert begun[-1] not in resumed
+    # What comes after the break is what comes without one; the last line names the file.
+    after = next(number for number, line in enumerate(whole) if line.startswith("step 100"))
+    assert resumed[1:-1] == whole[after:-1]
+
+
 def test_every_script_has_a_test():
     tested = Path(__file__).read_text()
     scripts = {path.name for path in EXAMPLES.glob("*.py")}

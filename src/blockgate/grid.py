@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from dataclasses import dataclass
 
 from blockgate.errors import invalid
 
-__all__ = ["BlockGrid", "as_int", "check_size", "check_sparsity", "open_blocks"]
+__all__ = ["BlockGrid", "as_int", "check_seed", "check_size", "check_sparsity", "check_threads", "open_blocks"]
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -77,6 +78,22 @@ def check_size(what: str, size: object) -> int:
     number = as_int(size)
     if number is None or number <= 0:
         raise invalid(what, expected="a positive int", got=size, remedy="Sizes count from 1.")
+    return number
+
+
+def check_threads(what: str, threads: object) -> int:
+    """`threads` as an int if it is a number of threads that this machine can sensibly run."""
+    number, most = as_int(threads), 8 * (os.cpu_count() or 1)
+    if number is None or not 1 <= number <= most:
+        raise invalid(what, expected=f"1 to {most}", got=threads, remedy="Leave it out for torch's own number.")
+    return number
+
+
+def check_seed(what: str, seed: object) -> int:
+    """`seed` as an int if torch's generators take it."""
+    number = as_int(seed)
+    if number is None or not 0 <= number < 1 << 62:
+        raise invalid(what, expected="a whole number from 0, below 2^62", got=seed, remedy="Any will do.")
     return number
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import runpy
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -90,3 +93,20 @@ def test_bad_flags_are_one_clear_line(capsys):
         assert main(["bench", "linear", *flags]) == 2
     assert "Traceback" not in capsys.readouterr().err
     assert parse_shape("6144x1536") == (6144, 1536)
+
+
+def test_block_sizes_are_measured_with_all_arms(tmp_path, monkeypatch, capsys):
+    """The script behind the picture of docs/block-size.md."""
+    script = Path(__file__).parents[2] / "benchmarks" / "block_size.py"
+    command = [str(script), "--shape", "256x128", "--seconds", "0.001", "--output", str(tmp_path / "made")]
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(timing, "cache_bytes", lambda: 1 << 16)
+    monkeypatch.setattr(timing, "_eviction", [])
+    runpy.run_path(str(script), run_name="__main__")
+    data = json.loads((tmp_path / "made.json").read_text())
+    arms = {entry["arm"]: entry for entry in data["results"]}
+    assert {"torch fp32", "packed dense", "block 32, key 64", "block 128, key all"} <= arms.keys()
+    # 32 blocks of 32x32, of which 3 are open, and a gate of 64 features for each block.
+    assert arms["block 32, key 64"]["mac_share"] == pytest.approx(3 / 32 + 64 / 32**2)
+    assert data["load"] >= 0
+    assert (tmp_path / "made.md").read_text() in capsys.readouterr().out

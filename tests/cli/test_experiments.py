@@ -14,17 +14,7 @@ import pytest
 from blockgate.cli import main
 from blockgate.training.checkpoint import load_checkpoint
 from blockgate.training.config import run_to_plain
-from tests.corpora import tiny_image_run, tiny_text_run, write_images, write_texts
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A config file, and the run that `blockgate train` made of it."""
-    folder = tmp_path_factory.mktemp("cli")
-    run = tiny_text_run(write_texts(folder / "texts", train=500, other=100), folder / "run")
-    (folder / "tiny.json").write_text(json.dumps(run_to_plain(run)))
-    assert main(["train", str(folder / "tiny.json"), "--epochs", "1", "--model.gate.sparsity", "0.75"]) == 0
-    return folder
+from tests.corpora import tiny_image_run, tiny_text_run, write_images
 
 
 def test_flags_override_the_config(trained):
@@ -63,37 +53,6 @@ def test_generate_with_other_weights(trained, packed, capsys):
     assert len(capsys.readouterr().out.split()) == 5
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["evaluate", "nowhere"], "nowhere"),
-        (["generate", "nowhere"], "nowhere"),
-        (["evaluate", "{}/tiny.json"], "a file that blockgate train wrote"),
-        (["evaluate", "{}/run", "--data", "nowhere"], "nowhere"),
-        (["evaluate", "{}/run", "--sparsity", "1"], "sparsity"),
-        (["evaluate", "{}/run", "--batch-size", "-1"], "batch size"),
-        (["evaluate", "{}/run", "--threads", "0"], "threads"),
-        (["generate", "{}/run", "--prompt", "zebra"], "zebra"),
-        (["generate", "{}/run", "--threads", "-3"], "threads"),
-        (["train", "nowhere.json"], "nowhere.json"),
-        (["train", "{}/tiny.json"], "--resume"),
-        (["train", "ptb-lstm-laptop", "--data-dir", "nowhere", "--output", "{}/new"], "blockgate data fetch ptb"),
-    ],
-)
-def test_mistakes_end_with_code_2_and_one_line(trained, args, message, capsys):
-    assert main([arg.format(trained) for arg in args]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
-def test_unknown_configs_name_the_known_ones(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["train", "ptb-lstm-laptopp"])
-    assert stop.value.code == 2
-    assert "ptb-lstm-paper" in capsys.readouterr().err
-
-
 def test_only_language_models_generate(tmp_path, capsys):
     run = tiny_image_run(write_images(tmp_path / "images"), tmp_path / "run", epochs=1)
     (tmp_path / "tiny.json").write_text(json.dumps(run_to_plain(run)))
@@ -105,12 +64,42 @@ def test_only_language_models_generate(tmp_path, capsys):
     assert 0 <= json.loads(capsys.readouterr().out)["error"] <= 1
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "generate", "data"])
+@pytest.mark.parametrize("command", ["bench", "data", "evaluate", "generate", "reproduce", "train"])
 def test_help_has_examples(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
     assert stop.value.code == 0
     assert f"    blockgate {command} " in capsys.readouterr().out
+
+
+def test_train_as_json(trained, tmp_path, capsys):
+    command = ["train", str(trained / "tiny.json"), "--epochs", "1", "--output", str(tmp_path / "run"), "--json"]
+    assert main(command) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed.pop("output") == str(tmp_path / "run")
+    assert printed == json.loads((tmp_path / "run" / "results.json").read_text())
+
+
+def test_generate_as_json_writes_the_same_words(trained, capsys):
+    command = ["generate", str(trained / "run"), "--words", "7", "--prompt", "w1", "--seed", "3"]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert main([*command, "--json"]) == 0
+    out, err = capsys.readouterr()
+    facts = json.loads(out)
+    assert facts["words"] == text.split()
+    assert facts["words_per_second"] > 0
+    assert (facts["prompt"], facts["seed"], err) == ("w1", 3, "")
+
+
+def test_words_are_shown_as_they_are_written(trained):
+    command = [sys.executable, "-m", "blockgate", "generate", str(trained / "run"), "--words", "1000000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert len(process.stdout.read(100)) == 100
+        process.send_signal(signal.SIGINT)
+        error = process.communicate()[1]
+    assert process.returncode == 130, error
+    assert error == "blockgate: interrupted\n"
 
 
 def test_ctrl_c_keeps_a_checkpoint_and_ends_with_130(trained):

@@ -91,6 +91,30 @@ def test_ablations_that_need_more_than_an_option(tmp_path):
 
 
 @pytest.mark.slow
+def test_results_and_lists_as_json(table2, capsys):
+    command = [
+        "reproduce",
+        "table2",
+        "--scale",
+        "tiny",
+        "--output",
+        str(table2),
+        "--arms",
+        "ptb-lstm-dynamic-*",
+        "--json",
+    ]
+    assert main(command) == 0
+    printed = json.loads(capsys.readouterr().out)
+    expected = {name: result for name, result in results_in(table2 / "tiny").items() if "ptb-lstm-dynamic" in name}
+    assert {result["arm"]: result for result in printed["results"]} == expected
+    assert printed["report"] == str(table2 / "tiny" / "table2.md")
+    assert main([*command, "--list"]) == 0
+    assert [arm["name"] for arm in json.loads(capsys.readouterr().out)] == [
+        arm.name for arm in arms_of("table2", "tiny") if arm.name in expected
+    ]
+
+
+@pytest.mark.slow
 def test_a_second_call_finds_everything_done(table2):
     def written():
         return {file: file.stat().st_mtime_ns for file in table2.glob(f"tiny/*/*/{RESULT}")}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import shlex
 import sys
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from blockgate.bench.recurrent_targets import LSTM_COMPARISONS, QRNN_COMPARISONS
 from blockgate.bench.targets import TARGETS, TargetResult, run_target
 from blockgate.bench.training import TrainingResult, run_training
 from blockgate.errors import invalid
-from blockgate.grid import check_size, check_sparsity
+from blockgate.grid import check_size, check_sparsity, check_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -130,9 +129,8 @@ class Bench:
 
     def _check(self) -> None:
         """Refuses what can't be measured before any time is spent."""
-        most = 8 * (os.cpu_count() or 1)
-        if self.threads is not None and not 1 <= self.threads <= most:
-            raise invalid("--threads", expected=f"1 to {most}", got=self.threads, remedy="Leave it out for torch's.")
+        if self.threads is not None:
+            check_threads("--threads", self.threads)
         if not self.batches or any(batch < 1 for batch in self.batches):
             raise invalid("--batches", expected="numbers from 1", got=self.batches, remedy="Try --batches 1 16.")
         if not self.sparsities:
@@ -153,6 +151,8 @@ class Bench:
                     got=f"{out_features}x{in_features}",
                     remedy="Several copies must fit in memory.",
                 )
+        if self.what != "linear":
+            self._chosen({title: title for title in self._titles()})
         if self.output is not None and self.what == "linear" and not self.training:
             report.require_matplotlib()
 
@@ -183,6 +183,12 @@ class Bench:
             results.append(run_comparison(plan.build(), seconds=self.seconds, cold=plan.cold))
             progress.advance(bar)
         return results, "".join(map(comparison_markdown, results))
+
+    def _titles(self) -> list[str]:
+        """Of everything that could be measured."""
+        if self.what == "targets":
+            return [target.work for target in TARGETS]
+        return [plan.title for plan in (LSTM_COMPARISONS if self.what == "lstm" else QRNN_COMPARISONS)]
 
     def _chosen(self, by_title: dict[str, Choice]) -> list[Choice]:
         """Those whose title contains what --only says."""

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from blockgate.data import SOURCES, data_dir, fetch, load_corpus, load_images, locate
+from blockgate.errors import invalid
 
 __all__ = ["Data"]
 
@@ -41,6 +42,9 @@ class Data:
 
     def run(self) -> None:
         """Does it for one data set after the other."""
+        if not self.names:
+            remedy = f"Try: blockgate data {self.action} ptb"
+            raise invalid("names", expected=f"some of {tuple(SOURCES)}", got="none", remedy=remedy)
         facts = {name: self._one(name) for name in self.names}
         if self.json:
             print(json.dumps(facts, indent=2))

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import torch
 import tyro
 
-from blockgate.grid import check_size
+from blockgate.grid import check_size, check_threads
 from blockgate.training import evaluate, load_trained
 
 __all__ = ["Evaluate"]
@@ -45,13 +45,15 @@ class Evaluate:
     def run(self) -> None:
         """Prints one fact a line."""
         if self.threads is not None:
-            torch.set_num_threads(check_size("--threads", self.threads))
+            torch.set_num_threads(check_threads("--threads", self.threads))
+        if self.batch_size is not None:
+            check_size("--batch-size", self.batch_size)
         trained = load_trained(self.checkpoint)
         run = replace(
             trained.run,
             data=self.data or trained.run.data,
             data_dir=self.data_dir or trained.run.data_dir,
-            eval_batch_size=self.batch_size or trained.run.eval_batch_size,
+            eval_batch_size=trained.run.eval_batch_size if self.batch_size is None else self.batch_size,
         )
         facts: dict[str, str | float] = {"checkpoint": str(trained.file), "data": run.data, "part": self.part}
         facts |= evaluate(trained._replace(run=run), self.part, sparsity=self.sparsity)

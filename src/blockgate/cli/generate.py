@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 import tyro
 
 from blockgate.errors import invalid
-from blockgate.grid import check_size
+from blockgate.grid import check_threads
 from blockgate.layers import pack
 from blockgate.models import LanguageModel
 from blockgate.models.sampling import sample
@@ -27,11 +28,13 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 class Generate:
     """Writes text with a trained language model, and says how fast it was.
 
-    The model is packed for inference first. The text goes to stdout, the speed to stderr.
+    The model is packed for inference first. The text goes to stdout as it is written, the speed to stderr; with --json
+    both come as one object at the end.
 
     For example:
         blockgate generate runs/half --words 50 --seed 3
         blockgate generate runs/half --prompt "the stock market" --temperature 0.7 --top-k 40
+        blockgate generate runs/half --packed int8 --json
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional]
@@ -50,11 +53,13 @@ class Generate:
     """How to store the weights; no for the model as it was trained."""
     threads: int | None = None
     """CPU threads; torch's own number if unset."""
+    json: bool = False
+    """Print JSON, for machines."""
 
     def run(self) -> None:
         """Streams the words."""
         if self.threads is not None:
-            torch.set_num_threads(check_size("--threads", self.threads))
+            torch.set_num_threads(check_threads("--threads", self.threads))
         trained = load_trained(self.checkpoint)
         if not isinstance(trained.model, LanguageModel) or trained.vocabulary is None:
             raise invalid(
@@ -64,7 +69,7 @@ class Generate:
                 remedy="Give a run of ptb, wikitext-2 or a text of your own.",
             )
         model = trained.model if self.packed == "no" else pack(trained.model, DTYPES[self.packed])
-        begin, written = time.perf_counter(), 0
+        begin, written = time.perf_counter(), []
         for word in sample(
             model,
             trained.vocabulary,
@@ -74,7 +79,12 @@ class Generate:
             top_k=self.top_k,
             seed=self.seed,
         ):
-            written += 1
-            print(word, end="\n" if word == "<eos>" else " ", flush=True)
-        seconds = time.perf_counter() - begin
-        print(f"\n{written} words, {written / seconds:.0f} words/s", file=sys.stderr)
+            written.append(word)
+            if not self.json:
+                print(word, end="\n" if word == "<eos>" else " ", flush=True)
+        speed = len(written) / (time.perf_counter() - begin)
+        if self.json:
+            facts = {"checkpoint": str(trained.file), "prompt": self.prompt, "seed": self.seed, "packed": self.packed}
+            print(json.dumps(facts | {"words": written, "words_per_second": speed}, indent=2))
+        else:
+            print(f"\n{len(written)} words, {speed:.0f} words/s", file=sys.stderr)

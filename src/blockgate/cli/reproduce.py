@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from blockgate.reproduce import Order, choose_arms, reproduce
+from blockgate.reproduce.results import RESULT
 
 __all__ = ["Reproduce"]
 
@@ -26,6 +28,7 @@ class Reproduce:
 
     For example:
         blockgate reproduce table2 --scale tiny
+        blockgate reproduce table2 --list
         blockgate reproduce table2 --arms 'ptb-lstm-*' --jobs 2 --time
         blockgate reproduce mnist --scale paper --seeds 3
         blockgate reproduce figure2 --arms 'ptb-qrnn-*-50' --output runs/reproduce
@@ -54,11 +57,17 @@ class Reproduce:
     """Where published data sets lie; BLOCKGATE_DATA, or a folder in your cache, if unset."""
     list: bool = False
     """Only list the arms."""
+    json: bool = False
+    """Print JSON, for machines: the results of the arms, or their list."""
 
     def run(self) -> None:
         """Runs, with progress on stderr, and prints the report."""
+        arms = choose_arms(self.what, self.scale, self.arms)
+        if self.list and self.json:
+            print(json.dumps([{"name": arm.name, "label": arm.label} | asdict(arm) for arm in arms], indent=2))
+            return
         if self.list:
-            for arm in choose_arms(self.what, self.scale, self.arms):
+            for arm in arms:
                 print(f"{arm.name:<36}{arm.label}")
             return
         order = Order(
@@ -74,6 +83,11 @@ class Reproduce:
             data_dir=self.data_dir,
         )
         report = reproduce(order)
+        if self.json:
+            files = [file for arm in arms for file in sorted((report.parent / arm.name).glob(f"seed-*/{RESULT}"))]
+            results = [json.loads(file.read_text()) for file in files]
+            print(json.dumps({"report": str(report), "results": results}, indent=1))
+            return
         console = Console()
         if console.is_terminal:
             console.print(Markdown(report.read_text()))

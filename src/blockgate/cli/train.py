@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from dataclasses import make_dataclass
@@ -21,7 +22,8 @@ class Train:
 
     `laptop` configs take about 20 minutes on one core, `paper` ones follow the paper and want a GPU. Any JSON file with
     the same fields works in place of a name. `blockgate train NAME --help` lists all options. Ctrl-C saves a checkpoint
-    and ends with code 130; the same command with --resume goes on, bit by bit as if nothing had happened.
+    and ends with code 130; the same command with --resume goes on, bit by bit as if nothing had happened. Progress goes
+    to stderr; with --json the results come as one object on stdout.
 
     For example:
         blockgate train ptb-lstm-laptop --output runs/dense --model.matrices dense
@@ -31,11 +33,14 @@ class Train:
     """
 
     config: Run
+    json: bool
 
     def run(self) -> None:
         """Trains, with progress on stderr."""
         notes: dict[str, Any] = environment() | {"command": shlex.join(["blockgate", *sys.argv[1:]])}
-        train(self.config, notes=notes)
+        results = train(self.config, notes=notes)
+        if self.json:
+            print(json.dumps({"output": str(self.config.output), **results}, indent=2))
 
 
 def train_command(args: list[str]) -> type:
@@ -44,5 +49,10 @@ def train_command(args: list[str]) -> type:
     configs = shipped_configs() | {word: load_run(Path(word)) for word in files}
     described = {name: f"{type(run).__doc__} Data: {run.data}; {run.epochs} epochs." for name, run in configs.items()}
     choice: Any = tyro.extras.subcommand_type_from_defaults(configs, described, prefix_names=False)
-    field = ("config", Annotated[choice, tyro.conf.arg(name="")])
-    return make_dataclass("Train", [field], bases=(Train,), namespace={"__doc__": Train.__doc__}, frozen=True)
+    json_help = tyro.conf.arg(help="Print JSON, for machines.")
+    fields: list[Any] = [
+        ("config", Annotated[choice, tyro.conf.arg(name="")]),
+        # Cascading: before or after the name of the config.
+        ("json", Annotated[bool, tyro.conf.CascadeSubcommandArgs, json_help], False),
+    ]
+    return make_dataclass("Train", fields, bases=(Train,), namespace={"__doc__": Train.__doc__}, frozen=True)

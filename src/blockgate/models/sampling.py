@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from blockgate.data import Vocabulary
 from blockgate.data.corpus import END_OF_SENTENCE
 from blockgate.errors import invalid
+from blockgate.grid import check_seed
 
 __all__ = ["sample"]
 
@@ -47,6 +48,7 @@ def sample(
         raise invalid("temperature", expected="a number from 0", got=temperature, remedy="Try 0.8.")
     if words < 1 or (top_k is not None and top_k < 1):
         raise invalid("words and top_k", expected="at least 1", got=(words, top_k), remedy="Give larger numbers.")
+    check_seed("seed", seed)
     return _draw(model, vocabulary, [END_OF_SENTENCE, *prompt], words, temperature, top_k, seed)
 
 

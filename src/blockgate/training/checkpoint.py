@@ -94,7 +94,7 @@ def load_trained(path: Path) -> Trained:
             assert isinstance(run, ImageRun)
             model = ImageNetwork(run.model, state["pixels"], state["classes"])
         model.load_state_dict(state["model"])
-    except (KeyError, RuntimeError, BlockgateError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, BlockgateError) as error:
         raise invalid(
             "checkpoint",
             expected="weights that fit its config",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from blockgate.errors import invalid, missing_extra
+from blockgate.grid import check_seed, check_threads
 from blockgate.training.config import Run
 
 if TYPE_CHECKING:
@@ -33,8 +34,22 @@ def check_run(run: Run) -> None:
                 got=getattr(run, name),
                 remedy="Change one of them.",
             )
-    if run.threads is not None and run.threads < 1:
-        raise invalid("threads", expected="at least 1", got=run.threads, remedy="Leave it out for torch's.")
+    for name, value in {
+        "optimizer.momentum": run.optimizer.momentum,
+        "optimizer.weight_decay": run.optimizer.weight_decay,
+        "optimizer.clip": run.optimizer.clip or 0.0,
+        "optimizer.average_after": run.optimizer.average_after,
+        "schedule.patience": run.schedule.patience,
+        "schedule.warmup": run.schedule.warmup,
+        "pruning.begin": run.pruning.begin,
+        "pruning.every": run.pruning.every,
+        "checkpoint_seconds": run.checkpoint_seconds,
+    }.items():
+        if not value >= 0:  # NaN included
+            raise invalid(name, expected="a number from 0", got=value, remedy="Give a larger number.")
+    check_seed("seed", run.seed)
+    if run.threads is not None:
+        check_threads("threads", run.threads)
     if run.pruning.sparsity and run.pruning.end > run.epochs:
         raise invalid(
             "pruning.end",

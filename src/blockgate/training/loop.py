@@ -290,7 +290,9 @@ class _Training:
         changed = differences(state["run"], run_to_plain(self.run))
         if state.get("fingerprint") != self.fingerprint:
             changed.append("the data are others")
-        if len(state.get("training", {}).get("hooks", ())) != len(self.hooks):
+        if "training" not in state:
+            changed.append("weights alone, as in best.pt")
+        elif len(state["training"].get("hooks", ())) != len(self.hooks):
             changed.append("the hooks are others")
         if changed:
             raise invalid(

@@ -1,0 +1,51 @@
+"""The documentation site builds without a warning, and asks nothing of other hosts."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site."""
+    folder = tmp_path_factory.mktemp("site")
+    # The announcement of the theme's authors is no warning of ours.
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_every_page_is_there(site):
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert (site / page.relative_to(ROOT / "docs")).with_suffix(".html").is_file(), page
+
+
+def test_files_outside_of_docs_are_there(site):
+    page = (site / "performance.html").read_text()
+    (results,) = set(re.findall(r'href="(repository/benchmarks/results/lstm[^"]*)"', page))
+    assert "nn.LSTMCell loop" in (site / results).read_text()
+    assert (site / "repository" / "examples" / "serve_lstm.py").is_file()
+
+
+def test_the_reference_has_arguments_and_types(site):
+    page = (site / "api" / "layers.html").read_text()
+    for words in ("block_size", "share of blocks that stay closed", "DynamicSparseLSTMCell", "from_dense"):
+        assert words in page
+
+
+def test_nothing_is_fetched_from_other_hosts(site):
+    for page in site.rglob("*.html"):
+        fetched = re.findall(r'<(?:script|img|link|iframe)[^>]*?(?:src|href)="(https?://[^"]+)"', page.read_text())
+        assert not fetched, page
+    for style in site.rglob("*.css"):
+        assert not re.findall(r"url\([\"']?https?://[^)]*", style.read_text()), style
