@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard src/blockgate/csrc/*)
 
-.PHONY: setup lint test sanitize wheel clean
+.PHONY: setup demo lint test sanitize wheel clean
 
 setup: $(VENV)/.installed
 
@@ -14,6 +14,10 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt $(NATIVE)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch numpy setuptools wheel ninja
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $@
+
+# Trains and times small models, dense and gated, and writes blockgate-demo/report.html. Once set up, needs no network.
+demo: setup
+	$(BIN)/python -m blockgate demo
 
 lint: setup
 	$(BIN)/ruff check .

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import torch
-from text import words_of_python
 from torch import nn
 
 import blockgate as bg
+from blockgate.data import Vocabulary, load_corpus
 
 WORDS, CONTEXT = 1000, 8
 
@@ -62,8 +62,9 @@ def microseconds(model: nn.Module, text: torch.Tensor) -> float:
 def main(steps: int, width: int, picture: Path) -> None:
     """Trains a dense and a gated model alike, and compares them."""
     torch.manual_seed(0)
-    text, _ = words_of_python(WORDS)
-    seen, unseen = text[: int(0.9 * len(text))], text[int(0.9 * len(text)) :]
+    frequent = load_corpus("python-docs").vocabulary.words[:WORDS]
+    corpus = load_corpus("python-docs", vocabulary=Vocabulary(frequent))  # all other words are <unk>
+    seen, unseen = corpus.parts["train"], corpus.parts["test"]
     dense = make_model(width)
     train(dense, seen, steps)
 

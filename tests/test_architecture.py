@@ -25,7 +25,7 @@ LEVELS: list[tuple[str, ...]] = [
     ("data",),
     ("models",),
     ("training", "bench"),
-    ("reproduce",),
+    ("reproduce", "demo"),
     ("cli",),
     ("__init__", "__main__"),
 ]

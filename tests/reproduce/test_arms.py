@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from blockgate.models import LanguageModel, count_costs
 from blockgate.reproduce import choose_arms
+from blockgate.reproduce.ablations import ABLATIONS
 from blockgate.reproduce.arms import EXPERIMENTS, SCALES, Arm, arms_of, run_of
 from blockgate.reproduce.paper import PAPER
 from blockgate.training import shipped_configs
@@ -125,6 +127,46 @@ def test_small_dense_models_cost_no_less_than_either_dynamic_one(percent):
     dearer = max(macs("dynamic"), macs("dynamic-best"))
     width = run_of(Arm("ptb-lstm", "small", percent), base, 10000).model.hidden_size
     assert macs("small", hidden_size=width - 1) < dearer <= macs("small")
+
+
+# What each ablation may change; all else is as in the plain arm.
+ABLATED = {
+    "plain": set(),
+    "eq-1": {"model.gate.normalise", "model.gate.select"},
+    "mean": {"model.gate.normalise"},
+    "global": {"model.gate.select"},
+    "unnormalised": {"model.gate.normalise"},
+    "ramp": {"ramp.end", "ramp.every"},
+    "near-dense": {"model.gate.near_dense"},
+    "half-key": {"model.gate.key_size"},
+    "double-key": {"model.gate.key_size"},
+    "key-all": {"model.gate.key_size"},
+    "low-rank": {"model.gate.key_size", "model.gate.gate_hidden"},
+    "half-block": {"model.gate.block_size"},
+    "double-block": {"model.gate.block_size"},
+    "slow-gates": {"optimizer.gate_lr"},
+    "fast-gates": {"optimizer.gate_lr"},
+    "softmax-sum": {"model.gate.kind", "model.gate.normalise", "model.gate.select"},
+    "sigmoid": {"model.gate.kind", "model.gate.normalise", "model.gate.select", "model.gate.sparsity"},
+    "weight-drop": {"model.weight_dropout"},
+    "less-dropout": {"model.dropout"},
+    "more-dropout": {"model.dropout"},
+    "balance": {"balance"},
+    "from-dense": {"start", "model.gate.near_dense"},
+    "distilled": {"start", "model.gate.near_dense", "distil"},
+}
+
+
+def test_ablations_change_one_thing():
+    base = replace(shipped_configs()["ptb-ablation-laptop"], output=Path("runs/ptb-ablation-from-dense-75/seed-2"))
+    plain = run_of(Arm("ptb-ablation", "plain", 75), base)
+    assert plain.model.gate.sparsity == 0.75
+    arms = [arm for arm in arms_of("ablations", "laptop") if arm.kind in ABLATIONS]
+    assert {arm.kind: changes(run_of(arm, base), plain) for arm in arms} == ABLATED
+    assert run_of(Arm("ptb-ablation", "from-dense", 75), base).start == Path("runs/ptb-ablation-dense/seed-2")
+    assert run_of(Arm("ptb-ablation", "half-key", 75), base).model.gate.key_size == 16
+    of_paper = run_of(Arm("ptb-lstm", "double-key", 75), shipped_configs()["ptb-lstm-paper"])
+    assert of_paper.model.gate.key_size == 256
 
 
 @pytest.mark.parametrize("scale", SCALES[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from blockgate.reproduce.arms import Arm
+from blockgate.reproduce.quality import draw_quality, points_of
 from blockgate.reproduce.report import table
 from tests.helpers import raises_blockgate
 
@@ -102,6 +103,48 @@ def test_times():
     seconds = {"float32": {"model": {"median": 1.23e-4}, "layers": {"median": 2.5e-5}}}
     times = {"machine": MACHINE, "seconds": {GATED.name: seconds}}
     text = table("Table 2", [DENSE, GATED], RESULTS, "laptop", times)
-    row = rows_of(text)[-1]
+    row = rows_of(text.split("## Time per token")[1].split("## Quality")[0])[-1]
     assert row == ["ptb-lstm", "dynamic, Eq. 1", "90%", "-", "123.0", "-", "-", "-", "-", "25.0", "-", "-", "-"]
     assert "Medians on Test CPU, 1 thread(s), avx2" in text
+
+
+def timed(**microseconds):
+    return {engine: {"model": {"median": us * 1e-6}} for engine, us in microseconds.items()}
+
+
+def test_quality_at_equal_time(tmp_path):
+    pruned = {percent: Arm("ptb-lstm", "agp", percent) for percent in (50, 90)}
+    costs = {"macs": 1, "layers": 1, "dense_layers": 1}
+    results = RESULTS | {
+        pruned[50].name: [result(1, 0, 80.0, **costs)],
+        pruned[90].name: [result(1, 0, 95.0, **costs)],
+        SMALL.name: [result(1, 0, 120.0, **costs)],
+    }
+    times = {
+        "machine": MACHINE,
+        "seconds": {
+            DENSE.name: timed(torch=50, float32=40),
+            GATED.name: timed(float32=30, int8=20),
+            pruned[50].name: timed(float32=40, CSR=21),
+            pruned[90].name: timed(float32=40, CSR=20),
+            SMALL.name: timed(float32=10),
+        },
+        # The first seed loses 2 by packing, so the mean of both does.
+        "quality": {GATED.name: {"float32": 99.0, "int8": 101.0}},
+    }
+    arms = [DENSE, GATED, *pruned.values(), SMALL]
+    text = table("Table 2", arms, results, "laptop", times)
+    rows = rows_of(text.split("## Quality at equal time")[1])
+    assert rows == [
+        [
+            "ptb-lstm",
+            "dynamic, Eq. 1, 90%",
+            "20.0 (int8)",
+            "102.00",
+            "90%: 95.00 in 20.0 (CSR)",
+            "90%: 120.00 in 10.0 (float32)",
+            "none",
+        ]
+    ]
+    draw_quality(list(points_of(arms, results, times, "perplexity")), "perplexity", tmp_path / "quality.png")
+    assert (tmp_path / "quality.png").stat().st_size > 10_000

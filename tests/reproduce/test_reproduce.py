@@ -64,6 +64,30 @@ def test_table2_from_end_to_end(table2):
     report = (table2 / "tiny" / "table2.md").read_text()
     for line in ("| ptb-lstm | dynamic, Eq. 1 | 90% |", "| wikitext-2-lstm | AGP of whole blocks | 90% |"):
         assert report.count(line) == 2  # in the table, and in that of times
+    assert "## Quality at equal time" in report
+    times = json.loads((table2 / "tiny" / "times-table2.json").read_text())
+    for name, result in results.items():
+        measured = times["quality"][name]
+        assert measured["float32"] == pytest.approx(result["test"]["perplexity"], rel=1e-3)
+        assert measured["int8"] == pytest.approx(result["test"]["perplexity"], rel=0.1)
+    for picture in ("quality-wikitext-2-lstm.png", "curves-ptb-lstm.png"):
+        assert (table2 / "tiny" / picture).stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_ablations_that_need_more_than_an_option(tmp_path):
+    kinds = ("dense", "ramp-75", "softmax-sum-75", "sigmoid-75", "balance-75", "from-dense-75", "distilled-75")
+    arms = tuple(f"ptb-ablation-{kind}" for kind in kinds)
+    text = reproduce(Order(experiment="ablations", scale="tiny", arms=arms, jobs=1, output=tmp_path)).read_text()
+    results = results_in(tmp_path / "tiny")
+    assert set(results) == set(arms)
+    densities = {gate["measured_density"] for gate in results["ptb-ablation-sigmoid-75"]["gates"].values()}
+    assert densities == {1.0}
+    # What starts from a trained model is ahead from its first epoch on.
+    first = {name: result["epochs"][0]["valid_perplexity"] for name, result in results.items()}
+    for kind in ("from-dense", "distilled"):
+        assert first[f"ptb-ablation-{kind}-75"] < 0.9 * first["ptb-ablation-ramp-75"]
+    assert "| ptb-ablation | balance loss of 0.01 | 75% |" in text
 
 
 @pytest.mark.slow

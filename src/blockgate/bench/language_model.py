@@ -27,7 +27,7 @@ from blockgate.layers import DynamicSparseLSTM, pack
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["compare_language_models"]
+__all__ = ["compare_language_models", "torch_int8"]
 
 INPUTS = 16
 
@@ -112,14 +112,15 @@ def _engines(case: RecurrentCase) -> dict[str, Callable[[WordModel], Any]]:
     """Ways to run the dense model: name to what makes it ready."""
     return {
         "torch fp32": lambda model: model,
-        "torch int8 dynamic": _torch_int8,
+        "torch int8 dynamic": torch_int8,
         "ONNX Runtime fp32": lambda model: _onnxruntime(model, case, quantise=False),
         "ONNX Runtime int8": lambda model: _onnxruntime(model, case, quantise=True),
         "OpenVINO fp32": lambda model: _openvino(model, case),
     }
 
 
-def _torch_int8(model: WordModel) -> nn.Module:
+def torch_int8(model: nn.Module) -> nn.Module:
+    """A copy of a dense model whose linear layers and LSTMs have int8 weights, by torch's own means."""
     from torch.ao.quantization import quantize_dynamic
 
     return quantize_dynamic(copy.deepcopy(model), {nn.LSTM, nn.Linear}, dtype=torch.qint8)  # type: ignore[no-any-return]

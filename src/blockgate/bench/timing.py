@@ -13,11 +13,13 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Timing", "cache_bytes", "evict_cache", "interleave"]
+__all__ = ["ROUNDS", "Timing", "cache_bytes", "evict_cache", "interleave"]
 
 # Calls of one arm in a row: the first few bring its data back into the cache and are not counted. Slow arms, whose data
 # no cache holds, have one.
 WARM_CALLS = 3
+# How often each arm has its turn.
+ROUNDS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,13 +66,12 @@ def interleave(
     """
     for call in arms.values():
         call()
-    rounds = 8
     once = {name: _seconds(call) for name, call in arms.items()}
     times: dict[str, list[float]] = {name: [] for name in arms}
-    for turn in range(rounds):
+    for turn in range(ROUNDS):
         for name, call in arms.items():
             if once[name] <= seconds or turn % 4 == 0:
-                times[name] += _timed(call, _calls_per_round(once[name], seconds / rounds), cold)
+                times[name] += _timed(call, _calls_per_round(once[name], seconds / ROUNDS), cold)
         progress()
     return {name: Timing.of(values) for name, values in times.items()}
 

@@ -38,8 +38,9 @@ def main(args: list[str] | None = None) -> int:
         command.run()
     except BlockgateError as error:
         return _complain(error)
-    except KeyboardInterrupt:
-        print("blockgate: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        # Some commands say what they have kept.
+        print(": ".join(["blockgate: interrupted", *map(str, stop.args)]), file=sys.stderr)
         return INTERRUPTED
     return 0
 
@@ -53,6 +54,7 @@ def _commands(args: list[str]) -> dict[str, Any]:
     """Name to dataclass; imported here so that `--version` and `--help` start fast."""
     from blockgate.cli.bench import Bench
     from blockgate.cli.data import Data
+    from blockgate.cli.demo import Demo
     from blockgate.cli.evaluate import Evaluate
     from blockgate.cli.generate import Generate
     from blockgate.cli.info import Info
@@ -62,6 +64,7 @@ def _commands(args: list[str]) -> dict[str, Any]:
     return {
         "bench": Bench,
         "data": Data,
+        "demo": Demo,
         "evaluate": Evaluate,
         "generate": Generate,
         "info": Info,

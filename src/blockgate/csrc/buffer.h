@@ -18,7 +18,7 @@ class Buffer {
   Buffer() = default;
   explicit Buffer(int64_t count)
       : data_(static_cast<T*>(take_memory(size_t(count) * sizeof(T), &capacity_))) {}
-  Buffer(Buffer&& other) noexcept : data_(other.data_), capacity_(other.capacity_) {
+  Buffer(Buffer&& other) noexcept : capacity_(other.capacity_), data_(other.data_) {
     other.data_ = nullptr;
   }
   Buffer& operator=(Buffer&& other) noexcept {
@@ -37,8 +37,9 @@ class Buffer {
   T& operator[](int64_t i) const { return data_[i]; }
 
  private:
-  T* data_ = nullptr;
+  // Before `data_`, whose initialisation sets it.
   size_t capacity_ = 0;
+  T* data_ = nullptr;
 };
 
 }  // namespace blockgate

@@ -33,6 +33,9 @@ int64_t forward_scratch(const Grid& grid, int64_t rows, int64_t tokens) {
 // First entry of [begin, end) whose token is not below `token`.
 template <class T>
 int64_t first_entry(const Entry<T>* entries, int64_t begin, int64_t end, int64_t token) {
+  // Tasks often have all tokens: the search would only find the ends.
+  if (begin == end || entries[begin].token >= token) return begin;
+  if (entries[end - 1].token < token) return end;
   while (begin < end) {
     const int64_t middle = begin + (end - begin) / 2;
     if (entries[middle].token < token) begin = middle + 1;

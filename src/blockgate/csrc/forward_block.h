@@ -36,52 +36,56 @@ struct BlockJob {
 // with a gate in which the size of an input step is a factor, and with the scales of the weights.
 template <class T, class Sum = T, int VECTORS>
 BLOCKGATE_INLINE void add_gated(T* y, const T* base, const Vec<Sum> (&acc)[VECTORS], T gate,
-                                const float* scale, int64_t width) {
+                                const float* scale) {
   constexpr int L = LANES<T>;
-  constexpr bool SCALED = std::is_integral_v<Sum>;
-  if (width >= VECTORS * L) {
 #pragma GCC unroll 16
-    for (int j = 0; j < VECTORS; ++j) {
-      Vec<T> factor = broadcast(gate);
-      if constexpr (SCALED) factor *= load(scale + j * L);
-      store(y + j * L, multiply_add(factor, __builtin_convertvector(acc[j], Vec<T>),
-                                    load(base + j * L)));
-    }
-    return;
+  for (int j = 0; j < VECTORS; ++j) {
+    Vec<T> factor = broadcast(gate);
+    if constexpr (std::is_integral_v<Sum>) factor *= load(scale + j * L);
+    store(y + j * L,
+          multiply_add(factor, __builtin_convertvector(acc[j], Vec<T>), load(base + j * L)));
   }
-  Sum values[VECTORS * L];
-#pragma GCC unroll 16
-  for (int j = 0; j < VECTORS; ++j) store(values + j * L, acc[j]);
+}
+
+template <class T, class Sum>
+__attribute__((noinline)) void add_gated_values(T* y, const T* base, const Sum* values, T gate,
+                                                const float* scale, int64_t width) {
   for (int64_t i = 0; i < width; ++i) {
     T factor = gate;
-    if constexpr (SCALED) factor *= scale[i];
+    if constexpr (std::is_integral_v<Sum>) factor *= scale[i];
     y[i] = multiply_add(factor, T(values[i]), base[i]);
   }
 }
 
-template <int ROWS, int PANELS, class T, class W>
+// The same at a ragged edge, on a copy: tiles whose address is taken would live in memory.
+template <class T, class Sum = T, int VECTORS>
+BLOCKGATE_INLINE void add_gated_edge(T* y, const T* base, const Vec<Sum> (&acc)[VECTORS], T gate,
+                                     const float* scale, int64_t width) {
+  constexpr int L = LANES<T>;
+  Sum values[VECTORS * L];
+#pragma GCC unroll 16
+  for (int j = 0; j < VECTORS; ++j) store(values + j * L, acc[j]);
+  add_gated_values<T, Sum>(y, base, values, gate, scale, width);
+}
+
+// GATED: the tokens are those of job.entries, and the sum so far is in y.
+template <bool GATED, int ROWS, int PANELS, class T, class W>
 BLOCKGATE_INLINE void forward_tile(const BlockJob<T, W>& job, int64_t panel, int64_t first) {
   using Math = Arithmetic<T, W>;
+  const Entry<T>* const entries = job.entries + first;
+  const auto token_of = [&](int m) __attribute__((always_inline)) {
+    return GATED ? int64_t(entries[m].token) : job.first_token + first + m;
+  };
+  T* const y = job.y.data + panel * PANEL;
   const typename Math::Input* rows[ROWS];
-  T* y[ROWS];
-  const T* base[ROWS];
-  T gates[ROWS];
 #pragma GCC unroll 8
-  for (int m = 0; m < ROWS; ++m) {
-    const int64_t token = job.entries ? job.entries[first + m].token : job.first_token + first + m;
-    gates[m] = job.entries ? job.entries[first + m].gate : T(1);
-    if constexpr (Math::IN_PAIRS) gates[m] *= job.step_size[token];
-    rows[m] = job.x + token * job.x_stride;
-    y[m] = job.y.data + token * job.y.stride + panel * PANEL;
-    base[m] = job.y.base + token * job.y.base_stride + panel * PANEL;
-  }
+  for (int m = 0; m < ROWS; ++m) rows[m] = job.x + token_of(m) * job.x_stride;
   // The next tokens are anywhere: no hardware prefetcher finds them.
-  if (job.entries && first + 2 * ROWS <= job.count) {
+  if (GATED && first + 2 * ROWS <= job.count) {
 #pragma GCC unroll 8
     for (int m = 0; m < ROWS; ++m) {
-      const int64_t token = job.entries[first + ROWS + m].token;
-      __builtin_prefetch(job.x + token * job.x_stride);
-      __builtin_prefetch(job.y.data + token * job.y.stride + panel * PANEL);
+      __builtin_prefetch(job.x + token_of(ROWS + m) * job.x_stride);
+      __builtin_prefetch(y + token_of(ROWS + m) * job.y.stride);
     }
   }
   Tile<typename Math::Sum, ROWS, PANELS> tile;
@@ -90,40 +94,61 @@ BLOCKGATE_INLINE void forward_tile(const BlockJob<T, W>& job, int64_t panel, int
     tile_multiply_pairs(tile, rows, panels, job.panel_stride, job.depth);
   else
     tile_multiply<1>(tile, rows, panels, job.panel_stride, job.depth);
+
   const float* scale = Math::IN_PAIRS ? job.scale + panel * PANEL : nullptr;
+  const int64_t width = job.outputs - panel * PANEL;
+  const auto add = [&](const auto& to) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-  for (int m = 0; m < ROWS; ++m)
-    add_gated<T, typename Math::Sum>(y[m], base[m], tile.acc[m], gates[m], scale,
-                                     job.outputs - panel * PANEL);
+    for (int m = 0; m < ROWS; ++m) {
+      const int64_t token = token_of(m);
+      T gate = GATED ? entries[m].gate : T(1);
+      if constexpr (Math::IN_PAIRS) gate *= job.step_size[token];
+      T* const target = y + token * job.y.stride;
+      to(target, GATED ? target : job.y.base + token * job.y.base_stride + panel * PANEL,
+         tile.acc[m], gate);
+    }
+  };
+  if (width >= PANELS * PANEL)
+    add([&](T* target, const T* base, const auto& acc, T gate) __attribute__((always_inline)) {
+      add_gated<T, typename Math::Sum>(target, base, acc, gate, scale);
+    });
+  else
+    add([&](T* target, const T* base, const auto& acc, T gate) __attribute__((always_inline)) {
+      add_gated_edge<T, typename Math::Sum>(target, base, acc, gate, scale, width);
+    });
 }
 
 // One tile of tokens over all panels in [panel, panel_end), widest tiles first.
-template <int ROWS, int PANELS, class T, class W>
+template <bool GATED, int ROWS, int PANELS, class T, class W>
 BLOCKGATE_INLINE void forward_panels(const BlockJob<T, W>& job, int64_t panel, int64_t panel_end,
                                      int64_t first) {
   for (; panel + PANELS <= panel_end; panel += PANELS)
-    forward_tile<ROWS, PANELS>(job, panel, first);
-  if constexpr (PANELS > 1) forward_panels<ROWS, PANELS / 2>(job, panel, panel_end, first);
+    forward_tile<GATED, ROWS, PANELS>(job, panel, first);
+  if constexpr (PANELS > 1) forward_panels<GATED, ROWS, PANELS / 2>(job, panel, panel_end, first);
+}
+
+// `tiles` tiles of as many rows, from token `first` on: one call for all of them, since a call costs
+// as much as a small tile.
+template <bool GATED, int ROWS, class T, class W>
+__attribute__((noinline)) void forward_tiles(const BlockJob<T, W>& job, int64_t panel,
+                                             int64_t panel_end, int64_t first, int64_t tiles) {
+  constexpr int PANELS = tile_panels<typename Arithmetic<T, W>::Sum>(ROWS);
+  for (; tiles > 0; --tiles, first += ROWS)
+    forward_panels<GATED, ROWS, PANELS>(job, panel, panel_end, first);
 }
 
 template <class T, class W>
 void forward_block(const BlockJob<T, W>& job, int64_t panels) {
   // Panels that stay in the first-level cache while all tiles of tokens pass over them.
   const int64_t resident = larger(1, 16384 / (job.depth * PANEL * int64_t(sizeof(W))));
-  const EvenSplit split = even_split(job.count, MAX_ROWS<T>);
-  const int64_t group = split.parts == 1 ? panels : resident;
+  const int64_t group = job.count <= MAX_ROWS<T> ? panels : resident;
   for (int64_t panel = 0; panel < panels; panel += group) {
     const int64_t panel_end = smaller(panel + group, panels);
-    int64_t first = 0;
-    for (int64_t part = 0; part < split.parts; ++part) {
-      const int64_t rows = split.size + (part < split.larger_parts);
-      with_row_count<T>(rows, [&](auto n) {
-        constexpr int ROWS = decltype(n)::value;
-        constexpr int PANELS = tile_panels<typename Arithmetic<T, W>::Sum>(ROWS);
-        forward_panels<ROWS, PANELS>(job, panel, panel_end, first);
-      });
-      first += rows;
-    }
+    with_even_tiles<T>(job.count, [&](auto n, int64_t first, int64_t tiles) {
+      constexpr int ROWS = decltype(n)::value;
+      if (job.entries) forward_tiles<true, ROWS>(job, panel, panel_end, first, tiles);
+      else forward_tiles<false, ROWS>(job, panel, panel_end, first, tiles);
+    });
   }
 }
 

@@ -1,13 +1,14 @@
 // Instantiates every kernel for the instruction set of the including file, as a table.
 #pragma once
 
-#include "backward.h"
 #include "cell.h"
 #include "forward.h"
+#include "input_grad.h"
 #include "quantise.h"
 #include "step.h"
 #include "stream.h"
 #include "topk.h"
+#include "weight_grad.h"
 
 namespace blockgate::BLOCKGATE_ISA {
 

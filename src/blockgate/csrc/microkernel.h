@@ -93,13 +93,16 @@ BLOCKGATE_INLINE void with_row_count(int64_t rows, const Visit& visit) {
   }
 }
 
-// Cuts `count` rows into the fewest tiles, as equal as possible: 7 are 4 + 3, not 6 + 1.
-struct EvenSplit {
-  int64_t parts, size, larger_parts;
-};
-BLOCKGATE_INLINE EvenSplit even_split(int64_t count, int64_t limit) {
-  const int64_t parts = ceil_div(count, limit);
-  return {parts, count / parts, count % parts};
+// Cuts `count` rows into the fewest tiles, as equal as possible: 7 are 4 + 3, not 6 + 1. Calls
+// visit(integral constant, first, tiles) for each run of tiles with that many rows.
+template <class T, class Visit>
+BLOCKGATE_INLINE void with_even_tiles(int64_t count, const Visit& visit) {
+  const int64_t tiles = ceil_div(count, MAX_ROWS<T>);
+  const int64_t rows = count / tiles, larger_tiles = count % tiles;
+  if (larger_tiles)
+    with_row_count<T>(rows + 1, [&](auto n) { visit(n, int64_t(0), larger_tiles); });
+  with_row_count<T>(
+      rows, [&](auto n) { visit(n, larger_tiles * (rows + 1), tiles - larger_tiles); });
 }
 
 }  // namespace blockgate::BLOCKGATE_ISA

@@ -4,7 +4,7 @@
 // grouping of tokens by block differs. The task that owns a row of blocks does it for that row.
 #pragma once
 
-#include "backward.h"
+#include "input_grad.h"
 #include "stream.h"
 
 namespace blockgate::BLOCKGATE_ISA {

@@ -98,7 +98,7 @@ BLOCKGATE_INLINE void stream_panels(const StreamArgs& args, int64_t row, int64_t
                                p + AT_ONCE < PANELS ? panels + AT_ONCE * stride : next);
       add_gated<float, StreamSum<W>>(
           y + p * PANEL, y + p * PANEL, tile.acc[0], gate,
-          scale ? scale + (col * packed_panels(grid) + p) * PANEL : nullptr, AT_ONCE * PANEL);
+          scale ? scale + (col * packed_panels(grid) + p) * PANEL : nullptr);
     }
   }
   __builtin_memcpy(args.y + output, y, width * sizeof(float));

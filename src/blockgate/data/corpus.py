@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from blockgate.data.python_docs import PYTHON_DOCS, python_docs
 from blockgate.data.sources import SOURCES, locate
 from blockgate.errors import invalid
 
@@ -80,7 +81,7 @@ class Corpus:
 
 
 def load_corpus(name: str, folder: Path | str | None = None, *, vocabulary: Vocabulary | None = None) -> Corpus:
-    """A published corpus ("ptb", "wikitext-2"), checked, or a folder of your own with train, valid and test texts.
+    """A published corpus ("ptb", "wikitext-2"), checked, Python's own documentation ("python-docs"), or your own texts.
 
     Args:
         name: of the corpus, or the path of a folder with train.txt, valid.txt and test.txt: words between blanks,
@@ -89,9 +90,14 @@ def load_corpus(name: str, folder: Path | str | None = None, *, vocabulary: Voca
         vocabulary: that of a trained model; by default the words of the training text.
     """
     if name in SOURCES and not set(PARTS) <= SOURCES[name].files.keys():
-        raise invalid("corpus", expected="a data set of text", got=name, remedy="Use ptb, wikitext-2 or a folder.")
-    files = locate(name, folder) if name in SOURCES else _own_files(Path(name))
-    texts = {part: _read(files[part]) for part in PARTS}
+        raise invalid(
+            "corpus", expected="a data set of text", got=name, remedy=f"Use ptb, wikitext-2, {PYTHON_DOCS} or a folder."
+        )
+    if name == PYTHON_DOCS:
+        texts = python_docs(unknown=UNKNOWN)
+    else:
+        files = locate(name, folder) if name in SOURCES else _own_files(Path(name))
+        texts = {part: _read(files[part]) for part in PARTS}
     words = {part: [word for line in text for word in [*line.split(), END_OF_SENTENCE]] for part, text in texts.items()}
     known = Vocabulary.of_text(words["train"]) if vocabulary is None else vocabulary
     return Corpus(
@@ -105,7 +111,7 @@ def _own_files(folder: Path) -> dict[str, Path]:
     files = {part: folder / f"{part}.txt" for part in PARTS}
     missing = [str(file) for file in files.values() if not file.is_file()]
     if missing:
-        texts = [name for name, source in SOURCES.items() if "train" in source.files]
+        texts = [*(name for name, source in SOURCES.items() if "train" in source.files), PYTHON_DOCS]
         raise invalid(
             "corpus",
             expected=f"one of {texts} or a folder with train.txt, valid.txt and test.txt",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from blockgate.grid import check_size
-from blockgate.models.matrices import GateConfig, matrices
+from blockgate.models.matrices import GateConfig, matrices, start_gates
 
 __all__ = ["ImageNetwork", "ImageNetworkConfig"]
 
@@ -43,6 +43,7 @@ class ImageNetwork(nn.Module):
         for _ in range(check_size("hidden_layers", config.hidden_layers)):
             layers += [kind.linear(size, size, **kind.options(config.gate)), nn.ReLU()]
         self.layers = nn.Sequential(*layers, nn.Linear(size, classes))
+        start_gates(self, config.gate)
 
     @property
     def matrix_layers(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from blockgate.errors import invalid
 from blockgate.grid import check_size
 from blockgate.layers.dropout import DropoutEmbedding, LockedDropout, check_share, weight_drop_
-from blockgate.models.matrices import GateConfig, matrices
+from blockgate.models.matrices import GateConfig, matrices, start_gates
 from blockgate.models.softmax import AdaptiveSoftmax, FullSoftmax
 
 __all__ = ["Carried", "LanguageModel", "LanguageModelConfig", "Losses", "detach"]
@@ -63,13 +63,15 @@ class LanguageModelConfig:
 class Losses(NamedTuple):
     """What `LanguageModel.loss` returns: (T, N) per word, the state to carry on, and the last layer's output.
 
-    The output (T, N, features) is given before and after its dropout, for activation regularisation.
+    The output (T, N, features) is given before and after its dropout, for activation regularisation. `against_teacher`
+    (T, N) is the cross entropy against the predictions of another model, None where there is none.
     """
 
     per_word: Tensor
     carried: Carried
     output: Tensor
     dropped_output: Tensor
+    against_teacher: Tensor | None
 
 
 class LanguageModel(nn.Module):
@@ -103,6 +105,7 @@ class LanguageModel(nn.Module):
             self.softmax: AdaptiveSoftmax | FullSoftmax = AdaptiveSoftmax(out, words, config.cutoffs, tied)
         else:
             self.softmax = FullSoftmax(out, words, tied)
+        start_gates(self, config.gate)
 
     @property
     def matrix_layers(self) -> tuple[str, ...]:
@@ -114,11 +117,20 @@ class LanguageModel(nn.Module):
         features, carried, _ = self._features(words, carried)
         return self.softmax(features.flatten(0, -2)).view(*words.shape, self.words), carried
 
-    def loss(self, words: Tensor, targets: Tensor, carried: Carried | None = None) -> Losses:
-        """Negative log-probabilities of targets (T, N) after words (T, N); a target below 0 counts as 0 loss."""
+    def loss(
+        self, words: Tensor, targets: Tensor, carried: Carried | None = None, teacher: Tensor | None = None
+    ) -> Losses:
+        """Negative log-probabilities of targets (T, N) after words (T, N); a target below 0 counts as 0 loss.
+
+        `teacher` are log-probabilities (T, N, vocabulary) of another model to compare with.
+        """
         features, carried, output = self._features(words, carried)
-        per_word = self.softmax.loss(features.flatten(0, -2), targets.flatten().clamp(min=0)).view_as(targets)
-        return Losses(per_word.masked_fill(targets < 0, 0.0), carried, *output)
+        rows = features.flatten(0, -2)
+        per_word = self.softmax.loss(rows, targets.flatten().clamp(min=0)).view_as(targets)
+        against_teacher = None
+        if teacher is not None:
+            against_teacher = -(teacher.exp() * self.softmax(rows).view_as(teacher)).sum(-1)
+        return Losses(per_word.masked_fill(targets < 0, 0.0), carried, *output, against_teacher)
 
     def _features(self, words: Tensor, carried: Carried | None) -> tuple[Tensor, Carried, tuple[Tensor, Tensor]]:
         """What the softmax sees, the new state, and the last layer's output before and after its dropout."""

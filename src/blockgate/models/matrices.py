@@ -10,9 +10,10 @@ from torch import nn
 
 from blockgate.baselines import StaticBlockLinear, StaticBlockLSTM, StaticBlockQRNN
 from blockgate.errors import invalid
+from blockgate.gating import Gate
 from blockgate.layers import QRNN, DynamicSparseLinear, DynamicSparseLSTM, DynamicSparseQRNN
 
-__all__ = ["MATRICES", "GateConfig", "Matrices", "matrices"]
+__all__ = ["MATRICES", "GateConfig", "Matrices", "matrices", "start_gates"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,10 +32,16 @@ class GateConfig:
     """What the gates are scaled to; the paper's is the mean."""
     select: Literal["global", "per_row"] = "global"
     """Choose among all blocks, or as many in every row of blocks."""
+    kind: Literal["topk", "softmax_sum", "sigmoid"] = "topk"
+    """The paper's gate, or one of its alternatives; those take neither normalise nor select."""
+    near_dense: bool = False
+    """Start with all gates close to 1, as for matrices that were trained without; otherwise half of them start at 0."""
 
     def options(self) -> dict[str, Any]:
         """Keyword options of a gated layer."""
         options = asdict(self)
+        options["gate"] = options.pop("kind")
+        del options["near_dense"]
         sizes = {"all": {"key_size": None}, "auto": {}}
         key_size = options.pop("key_size")
         return options | (sizes[key_size] if isinstance(key_size, str) else {"key_size": key_size})
@@ -66,6 +73,13 @@ MATRICES: dict[str, Matrices] = {
         linear=StaticBlockLinear, lstm=StaticBlockLSTM, qrnn=StaticBlockQRNN, options=GateConfig.static_options
     ),
 }
+
+
+def start_gates(model: nn.Module, config: GateConfig) -> None:
+    """Gives the gates of a fresh model the start that its config asks for."""
+    for module in model.modules():
+        if config.near_dense and isinstance(module, Gate):
+            module.reset_near_dense()
 
 
 def matrices(kind: str) -> Matrices:

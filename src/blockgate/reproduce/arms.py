@@ -11,6 +11,7 @@ import torch
 
 from blockgate.errors import invalid
 from blockgate.models import LanguageModel, LanguageModelConfig, count_costs, small_dense
+from blockgate.reproduce.ablations import ABLATIONS, DENSE_CHANGES
 from blockgate.training.config import LanguageModelRun, PruningConfig, RampConfig, Run
 
 __all__ = ["DYNAMIC", "EXPERIMENTS", "KINDS", "SCALES", "Arm", "arms_of", "choose_arms", "run_of"]
@@ -26,7 +27,7 @@ KINDS = {
     "block-agp": "AGP of whole blocks",
     "static": "static blocks",
     "small": "small dense of equal MACs",
-}
+} | {name: ablation.label for name, ablation in (ABLATIONS | DENSE_CHANGES).items()}
 DYNAMIC = {
     "dynamic": {"normalise": "mean", "select": "global"},
     "dynamic-best": {"normalise": "rms", "select": "per_row"},
@@ -93,6 +94,12 @@ def _table2(scale: str) -> list[Arm]:  # noqa: ARG001
     ]
 
 
+def _ablations(scale: str) -> list[Arm]:
+    # Many arms: where time is short, with a model and a training of their own.
+    task = "ptb-lstm" if scale == "paper" else "ptb-ablation"
+    return [Arm(task, "dense"), *(Arm(task, kind) for kind in DENSE_CHANGES), *_compared(task, [75], *ABLATIONS)]
+
+
 def _figure1(scale: str) -> list[Arm]:
     return [arm for arm in _mnist(scale) if arm.kind in DYNAMIC]
 
@@ -101,7 +108,14 @@ def _figure2(scale: str) -> list[Arm]:
     return [arm for arm in _table1(scale) + _table2(scale) if arm.kind in DYNAMIC]
 
 
-EXPERIMENTS = {"mnist": _mnist, "table1": _table1, "table2": _table2, "figure1": _figure1, "figure2": _figure2}
+EXPERIMENTS = {
+    "mnist": _mnist,
+    "table1": _table1,
+    "table2": _table2,
+    "figure1": _figure1,
+    "figure2": _figure2,
+    "ablations": _ablations,
+}
 
 
 def arms_of(experiment: str, scale: str) -> list[Arm]:
@@ -141,6 +155,11 @@ def run_of(arm: Arm, base: Any, words: int = 0) -> Run:
     made: Run = replace(base, model=replace(base.model, matrices="dense"), ramp=RampConfig())
     if arm.kind in DYNAMIC:
         made = replace(base, model=_dynamic(arm, base.model, arm.kind))
+    elif arm.kind in ABLATIONS:
+        gated = replace(base, model=replace(base.model, gate=replace(base.model.gate, sparsity=arm.sparsity)))
+        made = ABLATIONS[arm.kind].change(gated)
+    elif arm.kind in DENSE_CHANGES:
+        made = DENSE_CHANGES[arm.kind].change(made)
     elif arm.kind in {"agp", "block-agp"}:
         share = base.epochs / AGP_EPOCHS
         pruning = PruningConfig(

@@ -12,8 +12,10 @@ from blockgate.data import load_corpus, load_images
 from blockgate.errors import invalid
 from blockgate.grid import check_size
 from blockgate.reproduce.arms import Arm, arms_of, choose_arms, run_of
+from blockgate.reproduce.curves import draw_curves
 from blockgate.reproduce.figures import draw_figure1, draw_figure2
-from blockgate.reproduce.report import table
+from blockgate.reproduce.quality import draw_quality, points_of
+from blockgate.reproduce.report import metric_of, table
 from blockgate.reproduce.results import load_result
 from blockgate.reproduce.supervisor import Job, run_jobs
 from blockgate.reproduce.timing import time_models
@@ -24,7 +26,7 @@ from blockgate.training.config import LanguageModelRun
 
 __all__ = ["Order", "reproduce"]
 
-TITLES = {"mnist": "MNIST", "table1": "Table 1: Quasi-RNN", "table2": "Table 2: LSTM"}
+TITLES = {"mnist": "MNIST", "table1": "Table 1: Quasi-RNN", "table2": "Table 2: LSTM", "ablations": "Ablations"}
 FIGURES = {"figure1": draw_figure1, "figure2": draw_figure2}
 
 # Timing spends this on each call.
@@ -74,11 +76,11 @@ def reproduce(order: Order) -> Path:
     folder = order.output / order.scale
     bases = {task: _base_run(task, order, folder) for task in dict.fromkeys(arm.task for arm in arms)}
     words = {task: _check_data(base) for task, base in bases.items()}
-    runs = {arm: run_of(arm, bases[arm.task], words[arm.task]) for arm in arms}
     jobs = [
-        Job(arm.name, replace(run, output=folder / arm.name / f"seed-{seed}", seed=seed))
+        Job(arm.name, run_of(arm, replace(bases[arm.task], output=output, seed=seed), words[arm.task]))
         for seed in range(1, order.seeds + 1)
-        for arm, run in runs.items()
+        for arm in arms
+        for output in [folder / arm.name / f"seed-{seed}"]
     ]
     for job in jobs:
         load_result(job.run.output, job.run)
@@ -130,6 +132,13 @@ def _written_up(order: Order, arms: Sequence[Arm], jobs: Sequence[Job], folder: 
     for arm in every:
         found = sorted((folder / arm.name).glob("seed-*/result.json"))
         results[arm.name] = [json.loads(file.read_text()) for file in found]
+    metric = metric_of(results)
+    for task in dict.fromkeys(arm.task for arm in arms):
+        of_task = [arm for arm in every if arm.task == task]
+        draw_curves(of_task, results, metric, folder / f"curves-{task}.png")
+        points = [] if times is None else list(points_of(of_task, results, times, metric))
+        if points:
+            draw_quality(points, metric, folder / f"quality-{task}.png")
     return table(TITLES[order.experiment], every, results, order.scale, times)
 
 
@@ -139,7 +148,8 @@ def _measured_times(order: Order, models: dict[Arm, Any], before: dict[str, Any]
     for task in dict.fromkeys(arm.task for arm in models):
         of_task = {arm: trained for arm, trained in models.items() if arm.task == task}
         new = time_models(of_task, threads=order.time_threads, seconds=SECONDS[order.scale])
-        made = new | {"seconds": made.get("seconds", {}) | new["seconds"]}
+        made = new | {part: made.get(part, {}) | new[part] for part in ("seconds", "quality")}
     if before is not None and before["machine"] == made["machine"]:
-        made["seconds"] = before["seconds"] | made["seconds"]
+        for part in ("seconds", "quality"):
+            made[part] = before.get(part, {}) | made[part]
     return made

@@ -8,12 +8,14 @@ from typing import Any
 
 from blockgate.analysis.table import markdown_table, short, to_percent
 from blockgate.errors import invalid
+from blockgate.reproduce.ablations import ABLATIONS
 from blockgate.reproduce.arms import Arm
 from blockgate.reproduce.paper import PAPER
+from blockgate.reproduce.quality import points_of, quality_section
 from blockgate.reproduce.timing import ENGINES
 from blockgate.training.config import differences
 
-__all__ = ["table"]
+__all__ = ["metric_of", "table"]
 
 # Results of an arm, one for each seed.
 Results = dict[str, list[dict[str, Any]]]
@@ -45,8 +47,9 @@ def table(title: str, arms: Sequence[Arm], results: Results, scale: str, times: 
         times: what `time_models` gave.
     """
     done = [result for of_arm in results.values() for result in of_arm]
-    metric = next(iter(METRICS.keys() & done[0]["test"].keys())) if done else "perplexity"
-    _check_recipes(arms, results)
+    metric = metric_of(results)
+    if not any(arm.kind in ABLATIONS for arm in arms):
+        _check_recipes(arms, results)
     head = [
         "task",
         "model",
@@ -63,8 +66,15 @@ def table(title: str, arms: Sequence[Arm], results: Results, scale: str, times: 
     rows = [_row(arm, results.get(arm.name, []), dense.get(arm.task), metric) for arm in arms]
     parts = [f"# {title}, {scale} scale\n", markdown_table(head, rows), NOTES + _about(scale, done)]
     if times is not None:
-        parts.append(_time_table(arms, times))
+        points = list(points_of(arms, results, times, metric))
+        parts += [_time_table(arms, times), quality_section(points, metric, METRICS[metric][0])]
     return "\n".join(parts)
+
+
+def metric_of(results: Results) -> str:
+    """What the models are judged by."""
+    tests = [result["test"] for of_arm in results.values() for result in of_arm]
+    return next((name for name in METRICS if tests and name in tests[0]), "perplexity")
 
 
 def _check_recipes(arms: Sequence[Arm], results: Results) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from blockgate.baselines import to_block_inference, to_sparse_inference
 from blockgate.bench import machine
+from blockgate.bench.decoding import in_turn, require_same, single_steps
 from blockgate.bench.timing import interleave
-from blockgate.errors import BlockgateError
 from blockgate.layers import pack
-from blockgate.models import ImageNetwork, LanguageModel
 from blockgate.reproduce.arms import Arm
 from blockgate.training import Trained
 from blockgate.training.tasks import make_task
@@ -32,6 +30,8 @@ INPUTS = 64
 def time_models(models: dict[Arm, Trained], *, threads: int, seconds: float) -> dict[str, Any]:
     """Seconds per token (or image) at batch 1, by arm and engine, of the whole model and of its layers alone.
 
+    Packed models are also evaluated on the test data: rounding has its price.
+
     Args:
         models: the trained models.
         threads: CPU threads.
@@ -41,19 +41,24 @@ def time_models(models: dict[Arm, Trained], *, threads: int, seconds: float) -> 
     torch.set_num_threads(threads)
     try:
         calls: dict[str, Callable[[], Any]] = {}
+        quality: dict[str, dict[str, float]] = {}
         for arm, trained in models.items():
-            inputs = _inputs(trained)
+            task = make_task(trained.run, vocabulary=trained.vocabulary)
+            inputs = task.single_inputs("test", INPUTS)
             for engine, model in _engines(arm, trained.model).items():
-                _require_same(
+                if engine in PACKED:
+                    sums = task.evaluate(model, "test", torch.device("cpu"))
+                    quality.setdefault(arm.name, {})[engine] = task.metrics(sums)[task.score]
+                require_same(
                     f"{arm.name} by {engine}", model, trained.model, inputs, exact=engine in {"float32", "CSR"}
                 )
-                for part, step in _steps(model).items():
-                    calls[f"{arm.name}/{engine}/{part}"] = _over(inputs, step)
+                for part, step in single_steps(model).items():
+                    calls[f"{arm.name}/{engine}/{part}"] = in_turn(inputs, step)
         times = interleave(calls, seconds=seconds)
         described = machine.describe()
     finally:
         torch.set_num_threads(before)
-    result: dict[str, Any] = {"machine": described, "seconds": {}}
+    result: dict[str, Any] = {"machine": described, "seconds": {}, "quality": quality}
     for name, timing in times.items():
         arm_name, engine, part = name.split("/")
         facts = {"median": timing.median, "p90": timing.p90, "calls": timing.calls}
@@ -73,52 +78,3 @@ def _engines(arm: Arm, model: nn.Module) -> dict[str, nn.Module]:
     if arm.kind == "agp":
         made["CSR"] = to_sparse_inference(model)
     return made
-
-
-def _inputs(trained: Trained) -> list[Tensor]:
-    """Words (1, 1) of the test data, one after the other, or images (1, ...)."""
-    task = make_task(trained.run, vocabulary=trained.vocabulary)
-    return task.single_inputs("test", INPUTS)
-
-
-def _steps(model: nn.Module) -> dict[str, Callable[[Tensor], Any]]:
-    """Calls that carry the state on from word to word."""
-    if isinstance(model, ImageNetwork):
-        return {"model": model}
-    assert isinstance(model, LanguageModel)
-    carried: dict[str, Any] = {"model": None, "layers": None}
-
-    def whole(words: Tensor) -> Tensor:
-        scores: Tensor
-        scores, carried["model"] = model(words, carried["model"])
-        return scores
-
-    def layers(words: Tensor) -> Tensor:
-        x, old, new = model.embedding(words), carried["layers"], []
-        for number, layer in enumerate(model.layers):
-            x, state = layer(x, None if old is None else old[number])
-            new.append(state)
-        carried["layers"] = new
-        return x  # type: ignore[no-any-return]
-
-    return {"model": whole, "layers": layers}
-
-
-def _over(inputs: list[Tensor], step: Callable[[Tensor], Any]) -> Callable[[], Any]:
-    turn = itertools.cycle(inputs)
-    return lambda: step(next(turn))
-
-
-def _require_same(name: str, model: nn.Module, original: nn.Module, inputs: list[Tensor], *, exact: bool) -> None:
-    """Refuses to time what computes something else."""
-    for part in _steps(original):
-        fast, slow = _steps(model)[part], _steps(original)[part]
-        for x in inputs[:8]:
-            found, expected = fast(x), slow(x)
-            difference = float((found - expected).norm() / expected.norm())
-            # Rounded weights may tip the scales between two blocks, so that far more than the rounding differs.
-            if not difference < (1e-2 if exact else 0.5):
-                raise BlockgateError(
-                    f"{name}: expected the outputs of the trained model, got others by {difference:.2g} of their norm. "
-                    "No speed is reported."
-                )

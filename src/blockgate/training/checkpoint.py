@@ -13,10 +13,11 @@ from torch import nn
 
 from blockgate.data import Vocabulary
 from blockgate.errors import BlockgateError, invalid
+from blockgate.gating import Gate
 from blockgate.models import ImageNetwork, LanguageModel
 from blockgate.training.config import ImageRun, LanguageModelRun, Run, run_from_plain
 
-__all__ = ["BEST", "LAST", "Trained", "load_checkpoint", "load_trained", "save_checkpoint", "write_whole"]
+__all__ = ["BEST", "LAST", "Trained", "load_checkpoint", "load_trained", "save_checkpoint", "start_from", "write_whole"]
 
 FORMAT = 1
 LAST, BEST = "last.pt", "best.pt"
@@ -101,3 +102,20 @@ def load_trained(path: Path) -> Trained:
             remedy="Train it anew with this version.",
         ) from None
     return Trained(model.eval(), run, vocabulary, path)
+
+
+def start_from(model: nn.Module, path: Path) -> None:
+    """Copies the weights of a trained model; gates that it lacks keep their own."""
+    weights = load_trained(path).model.state_dict()
+    own = model.state_dict()
+    gates = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, Gate))
+    unfit = [name for name, value in weights.items() if name not in own or own[name].shape != value.shape]
+    unfit += [name for name in own if name not in weights and not name.startswith(gates)]
+    if unfit:
+        raise invalid(
+            "start",
+            expected="a run of the same sizes, vocabulary and output layer",
+            got=f"{path}, which differs in {', '.join(unfit[:4])}",
+            remedy="Train one with the same model options and --model.matrices dense.",
+        )
+    model.load_state_dict(weights, strict=False)

@@ -125,6 +125,10 @@ class Run:
     """When sparsity rises; for models with gates."""
     pruning: PruningConfig = field(default_factory=PruningConfig)
     """When weights are pruned; for models without gates."""
+    start: Path | None = None
+    """A trained run, or a checkpoint, whose weights to start from; gates that it lacks start fresh."""
+    balance: float = 0.0
+    """Weight of the loss that makes gates use all blocks evenly, see `bg.gate_losses`; for models with gates."""
     accelerator: str = "auto"
     """cpu, cuda, mps or auto, as in Lightning Fabric."""
     devices: int = 1
@@ -144,7 +148,7 @@ class LanguageModelRun(Run):
     """Trains a word language model."""
 
     data: str = "ptb"
-    """ptb, wikitext-2, or a folder with train.txt, valid.txt and test.txt."""
+    """ptb, wikitext-2, python-docs (needs no download), or a folder with train.txt, valid.txt and test.txt."""
     model: LanguageModelConfig = field(default_factory=LanguageModelConfig)
     """The model."""
     bptt: int = 35
@@ -155,6 +159,8 @@ class LanguageModelRun(Run):
     """Weight of the last layer's mean squared (dropped) output in the loss."""
     slowness: float = 0.0
     """Weight of the mean squared change of the last layer's output between steps in the loss."""
+    distil: float = 0.0
+    """Share of the loss that compares with the predictions of the model in `start` instead of the text, in [0, 1]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

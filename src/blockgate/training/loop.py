@@ -11,10 +11,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from blockgate.analysis import record_gates
+from blockgate.analysis import gate_losses, record_gates
 from blockgate.errors import BlockgateError, invalid
 from blockgate.gating import Gate
-from blockgate.training.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint
+from blockgate.training.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint, start_from
 from blockgate.training.config import Run, differences, run_to_plain
 from blockgate.training.gate_health import gate_facts, has_gates
 from blockgate.training.hooks import Hook, PruningHook, RampHook, WeightAverage
@@ -64,6 +64,8 @@ class _Training:
         self.task = make_task(run, Share(self.fabric.global_rank, self.fabric.world_size))
         self.fingerprint = self.task.fingerprint()
         self.module = self.task.make_model()
+        if run.start is not None:
+            start_from(self.module, run.start)
         self.optimizer = make_optimizer(self.module, run.optimizer)
         self.model, self.stepper = self.fabric.setup(self.module, self.optimizer)
         if hasattr(self.module, "loss"):
@@ -132,8 +134,14 @@ class _Training:
         factor = self.learning_rate.factor(self.epoch + self.index / batches) * self.task.lr_scale(batch)
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
-        step = self.task.learn(self.model, batch, self.carried, self.fabric.device)
-        self.fabric.backward(step.loss)
+        if self.run.balance:
+            with gate_losses(self.module) as of_gates:
+                step = self.task.learn(self.model, batch, self.carried, self.fabric.device)
+            loss = step.loss + self.run.balance * of_gates.balance()
+        else:
+            step = self.task.learn(self.model, batch, self.carried, self.fabric.device)
+            loss = step.loss
+        self.fabric.backward(loss)
         if self.run.optimizer.clip is not None:
             self.fabric.clip_gradients(
                 self.model, self.stepper, max_norm=self.run.optimizer.clip, error_if_nonfinite=False

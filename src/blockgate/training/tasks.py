@@ -17,6 +17,7 @@ from blockgate.errors import invalid
 from blockgate.models import ImageNetwork, LanguageModel
 from blockgate.models.language_model import detach
 from blockgate.models.softmax import at_least_float32
+from blockgate.training.checkpoint import load_trained
 from blockgate.training.config import ImageRun, LanguageModelRun, Run
 
 __all__ = ["ImageTask", "LanguageTask", "Step", "Task", "make_task"]
@@ -112,6 +113,7 @@ class LanguageTask(Task):
         if run.bptt < 1:
             raise invalid("bptt", expected="at least 1 word", got=run.bptt, remedy="The paper uses 35.")
         self.train = self._columns("train", run.batch_size, keep_all=False)
+        self.teacher = _teacher(run)
 
     def _columns(self, part: str, columns: int, *, keep_all: bool) -> tuple[Tensor, Tensor]:
         inputs, targets = cut_columns(self.corpus.parts[part], columns, keep_all=keep_all)
@@ -132,16 +134,22 @@ class LanguageTask(Task):
         """Mean loss over the words of a segment, and activation regularisation."""
         start, length = batch
         # A new epoch starts at the beginning of the text, with an empty state.
-        carried = None if start == 0 else carried
+        carried, of_teacher = (None, None) if start == 0 else carried
         words, targets = (part[start : start + length].to(device) for part in self.train)
-        losses = model.loss(words, targets, carried)  # type: ignore[operator]
+        predicted = None
+        if self.teacher is not None:
+            with torch.no_grad():
+                predicted, of_teacher = self.teacher.to(device)(words, of_teacher)
+        losses = model.loss(words, targets, carried, predicted)  # type: ignore[operator]
         loss = losses.per_word.mean()
+        if losses.against_teacher is not None:
+            loss = torch.lerp(loss, losses.against_teacher.mean(), self.run.distil)
         if self.run.activation_l2:
             loss = loss + self.run.activation_l2 * losses.dropped_output.pow(2).mean()
         if self.run.slowness and length > 1:
             loss = loss + self.run.slowness * (losses.output[1:] - losses.output[:-1]).pow(2).mean()
         sums = _sums(losses.per_word.detach().sum(), words.numel())
-        return Step(loss, sums, detach(losses.carried))
+        return Step(loss, sums, (detach(losses.carried), of_teacher))
 
     def lr_scale(self, batch: Any) -> float:
         """Shorter segments move less."""
@@ -254,6 +262,18 @@ def make_task(run: Run, share: Share = ALONE, vocabulary: Vocabulary | None = No
         return ImageTask(run, share)
     assert isinstance(run, LanguageModelRun)
     return LanguageTask(run, share, vocabulary)
+
+
+def _teacher(run: LanguageModelRun) -> nn.Module | None:
+    """The model to learn from, in eval mode."""
+    if not 0 <= run.distil <= 1 or (run.distil and run.start is None):
+        raise invalid(
+            "distil",
+            expected="a share in [0, 1], and --start",
+            got=run.distil,
+            remedy="Give a trained run to learn from.",
+        )
+    return load_trained(run.start).model if run.distil and run.start is not None else None
 
 
 def _sums(loss: Tensor, count: int) -> Tensor:

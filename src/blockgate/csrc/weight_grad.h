@@ -1,8 +1,6 @@
-// The gradients of the forward product, with the same saving.
+// The gradient of the weight: one small product per block over the tokens that opened it.
 //
-// grad_x and grad_gates share one product per open (token, block): acc = W_block^T grad_y, then
-// grad_gate = x . acc and grad_x += gate * acc. grad_weight is one small product per block over
-// the tokens that opened it. Each value is written by one task, in a fixed order.
+// Each block is written by one task, its tokens in ascending order.
 #pragma once
 
 #include "forward.h"
@@ -30,127 +28,6 @@ int64_t weight_grad_scratch(const Grid& grid) {
   const int64_t outputs = smaller(grid.block_out, grid.out), tokens = gathered_tokens(grid);
   return ceil_div(packed_depth(grid), PANEL) * gathered_stride(tokens, PANEL) +
          ceil_div(outputs, GRAD_ROWS<T>) * gathered_stride(tokens, GRAD_ROWS<T>);
-}
-
-inline int64_t padded_inputs(const Grid& grid) {
-  return ceil_div(packed_depth(grid), PANEL) * PANEL;
-}
-
-template <class T>
-int64_t input_grad_scratch(const Grid& grid, int64_t tokens) {
-  return padded_inputs(grid) *
-         (smaller(grid.block_out, grid.out) + (tokens < BUFFERED_TOKENS ? 0 : tokens));
-}
-
-// One block seen by grad_x and grad_gates.
-template <class T>
-struct InputGradJob {
-  const T* grad_y;  // at the block's first output
-  int64_t grad_y_stride;
-  const T* panels;  // [input / 16][output][input % 16]
-  int64_t outputs, inputs;
-  const T* x;  // at the block's first input, as grad_x
-  int64_t x_stride;
-  T* grad_x;
-  int64_t grad_x_stride;
-  T* grad_gates;
-  int64_t slots;
-  const Entry<T>* entries;
-  int64_t count;
-};
-
-// Some tokens, over all panels of the block.
-template <int ROWS, class T>
-BLOCKGATE_INLINE void input_grad_tile(const InputGradJob<T>& job, const Entry<T>* entries) {
-  constexpr int VECTORS = PANEL_VECTORS<T>, L = LANES<T>;
-  const T* rows[ROWS];
-  Vec<T> products[ROWS] = {};
-#pragma GCC unroll 8
-  for (int m = 0; m < ROWS; ++m) rows[m] = job.grad_y + entries[m].token * job.grad_y_stride;
-  if (entries + 2 * ROWS <= job.entries + job.count) {
-#pragma GCC unroll 8
-    for (int m = 0; m < ROWS; ++m) {
-      const int64_t token = entries[ROWS + m].token;
-      __builtin_prefetch(job.grad_y + token * job.grad_y_stride);
-      __builtin_prefetch(job.x + token * job.x_stride);
-      if (job.grad_x) __builtin_prefetch(job.grad_x + token * job.grad_x_stride);
-    }
-  }
-  for (int64_t input = 0; input < job.inputs; input += PANEL) {
-    Tile<T, ROWS, 1> tile;
-    tile_multiply<1>(tile, rows, job.panels + input * job.outputs, 0, job.outputs);
-    const int64_t width = smaller(PANEL, job.inputs - input);
-    if (job.grad_gates) {
-#pragma GCC unroll 8
-      for (int m = 0; m < ROWS; ++m) {
-        const T* x = job.x + entries[m].token * job.x_stride + input;
-        T edge[PANEL];
-        if (width < PANEL) {
-          for (int64_t i = 0; i < PANEL; ++i) edge[i] = i < width ? x[i] : T(0);
-          x = edge;
-        }
-#pragma GCC unroll 16
-        for (int v = 0; v < VECTORS; ++v)
-          products[m] = multiply_add(load(x + v * L), tile.acc[m][v], products[m]);
-      }
-    }
-    if (job.grad_x) {
-#pragma GCC unroll 8
-      for (int m = 0; m < ROWS; ++m) {
-        T* grad_x = job.grad_x + entries[m].token * job.grad_x_stride + input;
-        add_gated<T>(grad_x, grad_x, tile.acc[m], entries[m].gate, nullptr, width);
-      }
-    }
-  }
-  if (job.grad_gates) {
-#pragma GCC unroll 8
-    for (int m = 0; m < ROWS; ++m)
-      job.grad_gates[entries[m].token * job.slots + entries[m].slot] =
-          horizontal_sum<T>(products[m]);
-  }
-}
-
-template <class T>
-void input_grad_block(const InputGradJob<T>& job) {
-  const EvenSplit split = even_split(job.count, MAX_ROWS<T>);
-  const Entry<T>* entries = job.entries;
-  for (int64_t part = 0; part < split.parts; ++part) {
-    const int64_t rows = split.size + (part < split.larger_parts);
-    with_row_count<T>(rows,
-                      [&](auto n) { input_grad_tile<decltype(n)::value>(job, entries); });
-    entries += rows;
-  }
-}
-
-template <class T>
-void input_grad(const BackwardArgs<T>& args, const InputGradTask& task, T* scratch) {
-  const Grid& grid = args.grid;
-  const int64_t input = task.col * grid.block_in, inputs = inputs_of_col(grid, task.col);
-  const bool buffered = task.token_end - task.token_begin >= BUFFERED_TOKENS;
-  const int64_t stride = buffered ? padded_inputs(grid) : grid.in;
-  T* grad_x = nullptr;
-  if (args.grad_x) {
-    grad_x = buffered ? scratch + padded_inputs(grid) * smaller(grid.block_out, grid.out) -
-                            task.token_begin * stride
-                      : args.grad_x + input;
-    for (int64_t t = task.token_begin; t < task.token_end; ++t)
-      copy_row<T>(nullptr, inputs, grad_x + t * stride);
-  }
-  for (int64_t row = 0; row < grid.rows; ++row) {
-    const BlockUse<T> use =
-        block_use(args.groups, row * grid.cols + task.col, task.token_begin, task.token_end);
-    if (use.count == 0) continue;
-    const int64_t outputs = outputs_of_row(grid, row);
-    copy_to_panels(args.weight + row * grid.block_out * grid.in + input, grid.in, outputs, inputs,
-                   scratch);
-    input_grad_block<T>({args.grad_y.data + row * args.grad_y.block_stride, args.grad_y.stride,
-                         scratch, outputs, inputs, args.x.data + task.col * args.x.block_stride,
-                         args.x.stride, grad_x, stride, args.grad_gates, args.slots, use.entries,
-                         use.count});
-  }
-  if (grad_x && buffered)
-    for (int64_t t = task.token_begin; t < task.token_end; ++t)
-      copy_row(grad_x + t * stride, inputs, args.grad_x + t * grid.in + input);
 }
 
 // grad_weight tile: ROWS outputs x PANELS panels of inputs, summed over the gathered tokens.
@@ -255,6 +132,54 @@ BLOCKGATE_INLINE void weight_grad_panels(const Gathered<T>& gathered, int64_t pa
     weight_grad_panels<PANELS / 2>(gathered, panel, grad, stride, accumulate);
 }
 
+// A block that is one panel wide: its tokens' rows are so short that they are read where they are,
+// once for each tile of outputs, at less cost than gathering them.
+template <int ROWS, class T>
+BLOCKGATE_INLINE void short_rows_tile(const BackwardArgs<T>& args, const T* grad_y, const T* x,
+                                      const Entry<T>* entries, int64_t tokens, T* grad,
+                                      bool accumulate) {
+  constexpr int VECTORS = PANEL_VECTORS<T>, L = LANES<T>;
+  Tile<T, ROWS, 1> tile;
+  tile_clear(tile);
+  for (int64_t t = 0; t < tokens; ++t) {
+    const T* from_x = x + entries[t].token * args.x.stride;
+    const T* from_y = grad_y + entries[t].token * args.grad_y.stride;
+    Vec<T> gated[VECTORS];
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; ++v) gated[v] = broadcast(entries[t].gate) * load(from_x + v * L);
+#pragma GCC unroll 8
+    for (int m = 0; m < ROWS; ++m)
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; ++v)
+        tile.acc[m][v] = multiply_add(broadcast(from_y[m]), gated[v], tile.acc[m][v]);
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < ROWS; ++m)
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; ++v) {
+      T* target = grad + m * args.grid.in + v * L;
+      store(target, accumulate ? load(target) + tile.acc[m][v] : tile.acc[m][v]);
+    }
+}
+
+template <class T>
+void short_rows_weight_grad(const BackwardArgs<T>& args, int64_t row, int64_t col, int64_t begin,
+                            int64_t end, T* grad) {
+  // Rows that stay in the first-level cache from one tile of outputs to the next.
+  constexpr int64_t RESIDENT_TOKENS = 128;
+  const T* grad_y = args.grad_y.data + row * args.grad_y.block_stride;
+  const T* x = args.x.data + col * args.x.block_stride;
+  for (int64_t first = begin; first < end; first += RESIDENT_TOKENS) {
+    const int64_t tokens = smaller(RESIDENT_TOKENS, end - first);
+    with_even_tiles<T>(outputs_of_row(args.grid, row), [&](auto n, int64_t output, int64_t tiles) {
+      constexpr int ROWS = decltype(n)::value;
+      for (; tiles > 0; --tiles, output += ROWS)
+        short_rows_tile<ROWS>(args, grad_y + output, x, args.groups.entries + first, tokens,
+                              grad + output * args.grid.in, first > begin);
+    });
+  }
+}
+
 template <class T>
 void weight_grad(const BackwardArgs<T>& args, int64_t block, T* scratch) {
   const Grid& grid = args.grid;
@@ -264,6 +189,8 @@ void weight_grad(const BackwardArgs<T>& args, int64_t block, T* scratch) {
   const int64_t begin = args.groups.starts[block], end = args.groups.starts[block + 1];
   if (begin == end)
     for (int64_t o = 0; o < outputs; ++o) copy_row<T>(nullptr, inputs, grad + o * grid.in);
+  if (inputs == PANEL && outputs <= 4 * PANEL)
+    return short_rows_weight_grad(args, row, col, begin, end, grad);
   const int64_t limit = gathered_tokens(grid);
   for (int64_t first = begin; first < end; first += limit) {
     const int64_t tokens = smaller(limit, end - first);
