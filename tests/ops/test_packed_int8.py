@@ -64,6 +64,20 @@ def test_threads_change_no_bit(rows):
 
 
 @needs_kernels
+@needs_kernels
+@pytest.mark.parametrize("height", [16, 80, 112, 144, 272])
+@pytest.mark.parametrize("block_rows", [1, 3, 40])
+def test_one_row_streams_the_bits_of_a_batch(height, block_rows):
+    """Whatever number of panels a block has, and however its rows of blocks are shared out; the last one is ragged."""
+    m, n = height * block_rows - 5, 50
+    torch.manual_seed(0)
+    stored = packed.pack_blocks(torch.randn(m, n), height, 20, torch.int8)
+    x = torch.randn(40, n)
+    batch = packed.dense_packed_linear(x, *stored, None, m, height, 20)
+    for row in range(3):
+        assert torch.equal(packed.dense_packed_linear(x[row : row + 1], *stored, None, m, height, 20)[0], batch[row])
+
+
 @pytest.mark.parametrize("rows", [1, 3, 9])
 @pytest.mark.parametrize("depth", [1, 2, 7, 128, 515, 516, 517, 518, 3001])
 def test_sums_are_exact(depth, rows):
