@@ -13,10 +13,10 @@ import copy
 import time
 
 import torch
-from text import words_of_python
 from torch import Tensor, nn
 
 import blockgate as bg
+from blockgate.data import Vocabulary, load_corpus
 
 WORDS, CONTEXT = 1000, 32
 
@@ -82,8 +82,9 @@ def milliseconds(models: dict[str, nn.Module], text: Tensor) -> dict[str, float]
 def main(steps: int, size: int, sparsity: float) -> None:
     """Trains, converts, fine-tunes, compares."""
     torch.manual_seed(0)
-    text, _ = words_of_python(WORDS)
-    seen, unseen = text[: int(0.9 * len(text))], text[int(0.9 * len(text)) :]
+    frequent = load_corpus("python-docs").vocabulary.words[:WORDS]
+    corpus = load_corpus("python-docs", vocabulary=Vocabulary(frequent))  # all other words are <unk>
+    seen, unseen = corpus.parts["train"], corpus.parts["test"]
     trained = Transformer(size)
     train(trained, seen, steps, 1e-3)
     dense, gated = trained, copy.deepcopy(trained)

@@ -13,10 +13,10 @@ import os
 from pathlib import Path
 
 import torch
-from text import words_of_python
 from torch import Tensor, nn
 
 import blockgate as bg
+from blockgate.data import Vocabulary, load_corpus
 from blockgate.gating import Gate
 
 WORDS, CONTEXT, CHECK_EVERY = 1000, 8, 50
@@ -71,8 +71,9 @@ def save(file: Path, **parts: object) -> None:
 def main(steps: int, size: int, checkpoint: Path, stop_after: int | None) -> None:
     """Trains, from the checkpoint on if there is one."""
     torch.manual_seed(0)
-    text, _ = words_of_python(WORDS)
-    seen, unseen = text[: int(0.9 * len(text))], text[int(0.9 * len(text)) :]
+    frequent = load_corpus("python-docs").vocabulary.words[:WORDS]
+    corpus = load_corpus("python-docs", vocabulary=Vocabulary(frequent))  # all other words are <unk>
+    seen, unseen = corpus.parts["train"], corpus.parts["test"]
     model = make_model(size)
     optimizer = make_optimizer(model, lr=1e-3, gate_lr=3e-4)
     ramp = bg.SparsityRamp(model, final=0.9, begin=steps // 4, end=steps // 2)
