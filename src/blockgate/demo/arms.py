@@ -57,23 +57,25 @@ class TrainedArm:
 def arm_run(arm: Arm, *, output: Path, seed: int, threads: int, quick: bool) -> LanguageModelRun:
     """The run that trains an arm; arms differ in the kind of their matrices, and in nothing else.
 
-    Widths are multiples of six blocks: then half the blocks of a row is a whole number of them, and a tenth nearly.
+    Widths are six and ten blocks: then half the blocks of a row is a whole number of them, and a tenth nearly.
     """
-    gate = GateConfig(block_size=32, sparsity=0.0, key_size=32, normalise="rms", select="per_row")
-    model = LanguageModelConfig(embedding_size=192, hidden_size=384, projection=True, dropout=0.1, gate=gate)
+    gate = GateConfig(block_size=64, sparsity=0.0, key_size=64, normalise="rms", select="per_row")
+    model = LanguageModelConfig(
+        embedding_size=384, hidden_size=640, num_layers=1, projection=True, dropout=0.1, gate=gate
+    )
     run = LanguageModelRun(
         data=PYTHON_DOCS,
         output=output,
         model=model,
-        epochs=3,
-        batch_size=20,
+        epochs=2,
+        batch_size=40,
         eval_batch_size=20,
         bptt=35,
         seed=seed,
         threads=threads,
         optimizer=OptimizerConfig(kind="adam", lr=0.003, clip=1.0),
         schedule=ScheduleConfig(kind="cosine"),
-        ramp=RampConfig(begin=0.25, end=1.5, every="update"),
+        ramp=RampConfig(begin=0.2, end=1.2, every="update"),
         accelerator="cpu",
     )
     if quick:

@@ -162,7 +162,7 @@ def _method(numbers: dict[str, Any]) -> list[str]:
         f"Text: the topics of help() and docstrings of the standard library of this Python, {train['words']:,} words "
         f"for training, {test['words']:,} for the test, {numbers['corpus']['vocabulary']:,} different ones; rare words "
         "count as <unk>. No sentence is in two parts. Another version of Python has another text.",
-        f"Models: embedding {model['embedding_size']}, {model['num_layers']} LSTM layers of {model['hidden_size']}, "
+        f"Models: embedding {model['embedding_size']}, {model['num_layers']} LSTM layer(s) of {model['hidden_size']}, "
         f"projection and dense decoder over all words, which is part of every figure. Gates read {gate['key_size']} "
         f"features, blocks are {blocks} x {blocks}, {gate['normalise']} normalisation, selection "
         f"{gate['select'].replace('_', ' ')}.",

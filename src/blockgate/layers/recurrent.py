@@ -190,6 +190,10 @@ def recur(sums: Tensor, segments: Segments, state: LSTMState, run: SegmentRun) -
     Returns:
         Output (R, H), and the last state of every sequence.
     """
+    if len(segments) == 1:
+        # One token at a time, every call counts.
+        output, state = run(sums.view(*segments[0], *sums.shape[1:]), state)
+        return output.reshape(len(sums), output.shape[-1]), state
     outputs: list[Tensor] = []
     finished: list[LSTMState] = []
     first = 0
@@ -202,8 +206,6 @@ def recur(sums: Tensor, segments: Segments, state: LSTMState, run: SegmentRun) -
         output, state = run(part.view(steps, rows, *sums.shape[1:]), state)
         outputs.append(output.reshape(steps * rows, output.shape[-1]))
         first += steps * rows
-    if len(outputs) == 1:
-        return outputs[0], state
     h, c = (torch.cat(parts, dim=-2) for parts in zip(state, *finished, strict=True))
     return torch.cat(outputs), (h, c)
 
