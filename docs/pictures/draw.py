@@ -189,7 +189,8 @@ def draw_block_size(data: dict[str, Any]) -> str:
     entries = [entry for entry in data["results"] if "block" in entry]
     blocks = sorted({entry["block"] for entry in entries}, reverse=True)
     shares = [entry["warm"]["p10"] / packed for entry in entries]
-    most = max([*shares, *(entry["mac_share"] for entry in entries)])
+    # Room above the highest for its number, below the legend.
+    most = 1.1 * max([*shares, *(entry["mac_share"] for entry in entries)])
     for tick in range(0, int(most * 100) + 1, 20 if most < 1.2 else 40):
         y = top + height * (1 - tick / 100 / most)
         picture.line([(left, y), (left + width, y)], CLOSED)

@@ -18,7 +18,7 @@ __all__ = ["Demo"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demo:
-    """Shows the whole method in about three minutes on two CPU cores; needs no data, no network and no GPU.
+    """Shows the whole method in three to four minutes on two CPU cores; needs no data, no network and no GPU.
 
     Trains three small language models on Python's own documentation (dense, and dynamic sparse at 50% and 90%), packs
     and times them, prints a table and writes report.html with plots. Let nothing else run meanwhile. A second run
