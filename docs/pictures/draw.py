@@ -185,10 +185,10 @@ def draw_block_size(data: dict[str, Any]) -> str:
     """Measured times as dots, and what multiply-adds let expect as bars, in percent of the packed dense layer."""
     picture = Picture(720, 340, "Measured time of a gated layer at 90% sparsity, for several block and key sizes")
     left, top, width, height = 70, 58, 620, 210
-    packed = next(entry for entry in data["results"] if entry["arm"] == "packed dense")["warm"]["p10"]
+    packed = next(entry for entry in data["results"] if entry["arm"] == "packed dense")["warm"]["median"]
     entries = [entry for entry in data["results"] if "block" in entry]
     blocks = sorted({entry["block"] for entry in entries}, reverse=True)
-    shares = [entry["warm"]["p10"] / packed for entry in entries]
+    shares = [entry["warm"]["median"] / packed for entry in entries]
     # Room above the highest for its number, below the legend.
     most = 1.1 * max([*shares, *(entry["mac_share"] for entry in entries)])
     for tick in range(0, int(most * 100) + 1, 20 if most < 1.2 else 40):
