@@ -9,7 +9,7 @@ import pytest
 
 from blockgate.models import LanguageModel, count_costs
 from blockgate.reproduce import choose_arms
-from blockgate.reproduce.ablations import ABLATIONS
+from blockgate.reproduce.ablations import ABLATIONS, DENSE_CHANGES, PRUNED_CHANGES
 from blockgate.reproduce.arms import EXPERIMENTS, SCALES, Arm, arms_of, run_of
 from blockgate.reproduce.paper import PAPER
 from blockgate.training import shipped_configs
@@ -91,7 +91,7 @@ def test_arms_share_recipe_head_and_number_of_updates(scale):
         "static": {"model.matrices", "model.gate.sparsity"},
         "small": {"model.hidden_size"} | ({"model.embedding_size"} if scale == "paper" else set()),
     }
-    ramp = {"ramp.begin", "ramp.end"} if base.ramp.end else set()
+    ramp = {"ramp.begin", "ramp.end", "ramp.every"} if base.ramp.end else set()
     for arm in arms_of("table2", scale):
         if arm.kind != "dense" and arm.task == "ptb-lstm":
             changed = changes(run_of(arm, base, 10000), dense)
@@ -149,6 +149,7 @@ ABLATED = {
     "softmax-sum": {"model.gate.kind", "model.gate.normalise", "model.gate.select"},
     "sigmoid": {"model.gate.kind", "model.gate.normalise", "model.gate.select", "model.gate.sparsity"},
     "weight-drop": {"model.weight_dropout"},
+    "no-dropout": {"model.dropout"},
     "less-dropout": {"model.dropout"},
     "more-dropout": {"model.dropout"},
     "balance": {"balance"},
@@ -167,6 +168,27 @@ def test_ablations_change_one_thing():
     assert run_of(Arm("ptb-ablation", "half-key", 75), base).model.gate.key_size == 16
     of_paper = run_of(Arm("ptb-lstm", "double-key", 75), shipped_configs()["ptb-lstm-paper"])
     assert of_paper.model.gate.key_size == 256
+
+
+def test_changes_of_the_dense_and_the_pruned_model_keep_what_they_are():
+    base = shipped_configs()["ptb-ablation-laptop"]
+    for kind in DENSE_CHANGES:
+        made = run_of(Arm("ptb-ablation", kind), base)
+        assert made.model.matrices == "dense"
+        assert len(changes(made, run_of(Arm("ptb-ablation", "dense"), base))) == 1
+    for kind in PRUNED_CHANGES:
+        made = run_of(Arm("ptb-ablation", kind, 75), base)
+        assert made.pruning.sparsity == 0.75
+        assert changes(made, run_of(Arm("ptb-ablation", "agp", 75), base)) == {"model.dropout"}
+
+
+def test_ablations_of_images_change_one_thing():
+    base = replace(shipped_configs()["mnist-ablation-laptop"], output=Path("runs/mnist-ablation-from-dense-90/seed-1"))
+    plain = run_of(Arm("mnist-ablation", "plain", 90), base)
+    for arm in arms_of("mnist-ablations", "laptop")[1:]:
+        assert changes(run_of(arm, base), plain) == ABLATED[arm.kind], arm.name
+    of_paper = run_of(Arm("mnist", "half-key", 90), shipped_configs()["mnist-paper"])
+    assert of_paper.model.gate.key_size == 512
 
 
 @pytest.mark.parametrize("scale", SCALES[1:])

@@ -34,7 +34,10 @@ class Reproduce:
         blockgate reproduce figure2 --arms 'ptb-qrnn-*-50' --output runs/reproduce
     """
 
-    what: Annotated[Literal["mnist", "table1", "table2", "figure1", "figure2", "ablations"], tyro.conf.Positional]
+    what: Annotated[
+        Literal["mnist", "table1", "table2", "figure1", "figure2", "ablations", "mnist-ablations"],
+        tyro.conf.Positional,
+    ]
     """mnist, table1 (Quasi-RNN), table2 (LSTM), figure1 (gates by class), figure2 (gates that depend on the input),
     ablations (what each option of the gates is worth)."""
     scale: Literal["tiny", "laptop", "paper"] = "laptop"

@@ -10,7 +10,7 @@ from typing import Any
 from blockgate.gating.base import DEFAULT_KEY_SIZE
 from blockgate.training.config import RampConfig
 
-__all__ = ["ABLATIONS", "DENSE_CHANGES", "Ablation"]
+__all__ = ["ABLATIONS", "DENSE_CHANGES", "IMAGE_ABLATIONS", "PRUNED_CHANGES", "Ablation"]
 
 # Ramps reach their end after this share of the epochs.
 RAMP_SHARE = 0.5
@@ -38,7 +38,8 @@ def _scaled(name: str, times: float) -> Callable[[Any], Any]:
 
     def change(run: Any) -> Any:
         value = getattr(run.model.gate, name)
-        return _gate(**{name: int(times * (DEFAULT_KEY_SIZE if value == "auto" else value))})(run)
+        words = {"auto": DEFAULT_KEY_SIZE, "all": run.model.hidden_size}
+        return _gate(**{name: int(times * words.get(value, value))})(run)
 
     return change
 
@@ -78,9 +79,16 @@ def _distil(run: Any) -> Any:
 # The dense model's own recipe comes first: all others take it over.
 DENSE_CHANGES = {
     "dense-slower": Ablation("dense, a third of the learning rate", _rate(1 / 3)),
+    "dense-faster": Ablation("dense, twice the learning rate", _rate(2)),
+    "dense-no-dropout": Ablation("dense, no dropout", _model(dropout=0.0)),
     "dense-less-dropout": Ablation("dense, dropout of 0.1", _model(dropout=0.1)),
     "dense-more-dropout": Ablation("dense, dropout of 0.3", _model(dropout=0.3)),
     "dense-no-projection": Ablation("dense, no projection before the output", _model(projection=False)),
+}
+# Magnitude pruning gets its own dropout too.
+PRUNED_CHANGES = {
+    "agp-less-dropout": Ablation("magnitude pruning (AGP), dropout of 0.1", _model(dropout=0.1)),
+    "agp-no-dropout": Ablation("magnitude pruning (AGP), no dropout", _model(dropout=0.0)),
 }
 ABLATIONS = {
     "plain": Ablation("as configured: rms, per row, small key", lambda run: run),
@@ -101,9 +109,32 @@ ABLATIONS = {
     "softmax-sum": Ablation("softmax_sum gates (Eq. 2)", _other_kind("softmax_sum")),
     "sigmoid": Ablation("sigmoid gates, all blocks open", _other_kind("sigmoid", sparsity=0.0)),
     "weight-drop": Ablation("weight drop of 0.2", _model(weight_dropout=0.2)),
+    "no-dropout": Ablation("no dropout", _model(dropout=0.0)),
     "less-dropout": Ablation("dropout of 0.1", _model(dropout=0.1)),
     "more-dropout": Ablation("dropout of 0.3", _model(dropout=0.3)),
     "balance": Ablation("balance loss of 0.01", lambda run: replace(run, balance=0.01)),
     "from-dense": Ablation("start from the trained dense model (twice the updates in all)", _start_from_dense),
     "distilled": Ablation("the same, and half of the loss against the dense model's predictions", _distil),
 }
+
+# What a network for images has too.
+IMAGE_ABLATIONS = (
+    "plain",
+    "eq-1",
+    "mean",
+    "global",
+    "unnormalised",
+    "ramp",
+    "near-dense",
+    "half-key",
+    "key-all",
+    "low-rank",
+    "half-block",
+    "double-block",
+    "slow-gates",
+    "fast-gates",
+    "softmax-sum",
+    "sigmoid",
+    "balance",
+    "from-dense",
+)

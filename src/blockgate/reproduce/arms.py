@@ -11,7 +11,7 @@ import torch
 
 from blockgate.errors import invalid
 from blockgate.models import LanguageModel, LanguageModelConfig, count_costs, small_dense
-from blockgate.reproduce.ablations import ABLATIONS, DENSE_CHANGES
+from blockgate.reproduce.ablations import ABLATIONS, DENSE_CHANGES, IMAGE_ABLATIONS, PRUNED_CHANGES
 from blockgate.training.config import LanguageModelRun, PruningConfig, RampConfig, Run
 
 __all__ = ["DYNAMIC", "EXPERIMENTS", "KINDS", "SCALES", "Arm", "arms_of", "choose_arms", "run_of"]
@@ -27,7 +27,7 @@ KINDS = {
     "block-agp": "AGP of whole blocks",
     "static": "static blocks",
     "small": "small dense of equal MACs",
-} | {name: ablation.label for name, ablation in (ABLATIONS | DENSE_CHANGES).items()}
+} | {name: ablation.label for name, ablation in (ABLATIONS | DENSE_CHANGES | PRUNED_CHANGES).items()}
 DYNAMIC = {
     "dynamic": {"normalise": "mean", "select": "global"},
     "dynamic-best": {"normalise": "rms", "select": "per_row"},
@@ -97,7 +97,16 @@ def _table2(scale: str) -> list[Arm]:  # noqa: ARG001
 def _ablations(scale: str) -> list[Arm]:
     # Many arms: where time is short, with a model and a training of their own.
     task = "ptb-lstm" if scale == "paper" else "ptb-ablation"
-    return [Arm(task, "dense"), *(Arm(task, kind) for kind in DENSE_CHANGES), *_compared(task, [75], *ABLATIONS)]
+    return [
+        Arm(task, "dense"),
+        *(Arm(task, kind) for kind in DENSE_CHANGES),
+        *_compared(task, [75], "agp", *PRUNED_CHANGES, *ABLATIONS),
+    ]
+
+
+def _mnist_ablations(scale: str) -> list[Arm]:
+    task = "mnist" if scale == "paper" else "mnist-ablation"
+    return [Arm(task, "dense"), *_compared(task, [90], *IMAGE_ABLATIONS)]
 
 
 def _figure1(scale: str) -> list[Arm]:
@@ -115,6 +124,7 @@ EXPERIMENTS = {
     "figure1": _figure1,
     "figure2": _figure2,
     "ablations": _ablations,
+    "mnist-ablations": _mnist_ablations,
 }
 
 
@@ -160,7 +170,7 @@ def run_of(arm: Arm, base: Any, words: int = 0) -> Run:
         made = ABLATIONS[arm.kind].change(gated)
     elif arm.kind in DENSE_CHANGES:
         made = DENSE_CHANGES[arm.kind].change(made)
-    elif arm.kind in {"agp", "block-agp"}:
+    elif arm.kind in {"agp", "block-agp"} | PRUNED_CHANGES.keys():
         share = base.epochs / AGP_EPOCHS
         pruning = PruningConfig(
             sparsity=arm.sparsity,
@@ -170,6 +180,8 @@ def run_of(arm: Arm, base: Any, words: int = 0) -> Run:
             block_size=base.model.gate.block_size if arm.kind == "block-agp" else None,
         )
         made = replace(made, pruning=pruning)
+        if arm.kind in PRUNED_CHANGES:
+            made = PRUNED_CHANGES[arm.kind].change(made)
     elif arm.kind == "static":
         gate = replace(base.model.gate, sparsity=arm.sparsity)
         made = replace(made, model=replace(base.model, matrices="static", gate=gate))  # type: ignore[call-arg]

@@ -26,7 +26,8 @@ from blockgate.training.config import LanguageModelRun
 
 __all__ = ["Order", "reproduce"]
 
-TITLES = {"mnist": "MNIST", "table1": "Table 1: Quasi-RNN", "table2": "Table 2: LSTM", "ablations": "Ablations"}
+TITLES = {"mnist": "MNIST", "table1": "Table 1: Quasi-RNN", "table2": "Table 2: LSTM"}
+TITLES |= {"ablations": "Ablations", "mnist-ablations": "Ablations on MNIST"}
 FIGURES = {"figure1": draw_figure1, "figure2": draw_figure2}
 
 # Timing spends this on each call.
@@ -132,7 +133,7 @@ def _written_up(order: Order, arms: Sequence[Arm], jobs: Sequence[Job], folder: 
     for arm in every:
         found = sorted((folder / arm.name).glob("seed-*/result.json"))
         results[arm.name] = [json.loads(file.read_text()) for file in found]
-    if order.experiment == "ablations":
+    if order.experiment.endswith("ablations"):
         # There are many: rows of what was not run would hide the others.
         every = [arm for arm in every if results[arm.name]]
     metric = metric_of(results)
