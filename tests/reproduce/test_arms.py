@@ -150,7 +150,6 @@ ABLATED = {
     "sigmoid": {"model.gate.kind", "model.gate.normalise", "model.gate.select", "model.gate.sparsity"},
     "weight-drop": {"model.weight_dropout"},
     "no-dropout": {"model.dropout"},
-    "less-dropout": {"model.dropout"},
     "more-dropout": {"model.dropout"},
     "balance": {"balance"},
     "from-dense": {"start", "model.gate.near_dense"},

@@ -81,14 +81,13 @@ DENSE_CHANGES = {
     "dense-slower": Ablation("dense, a third of the learning rate", _rate(1 / 3)),
     "dense-faster": Ablation("dense, twice the learning rate", _rate(2)),
     "dense-no-dropout": Ablation("dense, no dropout", _model(dropout=0.0)),
-    "dense-less-dropout": Ablation("dense, dropout of 0.1", _model(dropout=0.1)),
-    "dense-more-dropout": Ablation("dense, dropout of 0.3", _model(dropout=0.3)),
+    "dense-more-dropout": Ablation("dense, dropout of 0.2", _model(dropout=0.2)),
     "dense-no-projection": Ablation("dense, no projection before the output", _model(projection=False)),
 }
 # Magnitude pruning gets its own dropout too.
 PRUNED_CHANGES = {
-    "agp-less-dropout": Ablation("magnitude pruning (AGP), dropout of 0.1", _model(dropout=0.1)),
     "agp-no-dropout": Ablation("magnitude pruning (AGP), no dropout", _model(dropout=0.0)),
+    "agp-more-dropout": Ablation("magnitude pruning (AGP), dropout of 0.2", _model(dropout=0.2)),
 }
 ABLATIONS = {
     "plain": Ablation("as configured: rms, per row, small key", lambda run: run),
@@ -110,8 +109,7 @@ ABLATIONS = {
     "sigmoid": Ablation("sigmoid gates, all blocks open", _other_kind("sigmoid", sparsity=0.0)),
     "weight-drop": Ablation("weight drop of 0.2", _model(weight_dropout=0.2)),
     "no-dropout": Ablation("no dropout", _model(dropout=0.0)),
-    "less-dropout": Ablation("dropout of 0.1", _model(dropout=0.1)),
-    "more-dropout": Ablation("dropout of 0.3", _model(dropout=0.3)),
+    "more-dropout": Ablation("dropout of 0.2", _model(dropout=0.2)),
     "balance": Ablation("balance loss of 0.01", lambda run: replace(run, balance=0.01)),
     "from-dense": Ablation("start from the trained dense model (twice the updates in all)", _start_from_dense),
     "distilled": Ablation("the same, and half of the loss against the dense model's predictions", _distil),
