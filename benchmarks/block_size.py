@@ -34,7 +34,8 @@ BUSY = 0.7
 
 def gated_layer(dense: nn.Linear, block: int, key: int | None, sparsity: float) -> bg.DynamicSparseLinear:
     """Gates on `dense` whose scores are all positive, so that exactly the asked blocks open; checked."""
-    layer = bg.DynamicSparseLinear.from_dense(dense, block_size=block, key_size=key, sparsity=sparsity).eval()
+    options = {"block_size": block, "key_size": key, "sparsity": sparsity, "gate": "eq1"}
+    layer = bg.DynamicSparseLinear.from_dense(dense, **options).eval()
     nn.init.normal_(layer.gate.weight, std=layer.gate.key_size**-0.5)
     nn.init.constant_(layer.gate.bias, 5.0)
     x = torch.randn(2, dense.in_features)

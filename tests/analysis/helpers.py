@@ -24,7 +24,8 @@ def layer_that_opens(patterns: list[list[int]], blocks: tuple[int, int] = (2, 2)
     rows, columns = blocks
     width = max(len(patterns), columns)
     block = (2, -(-width // columns))
-    layer = bg.DynamicSparseLinear(width, 2 * rows, block_size=block, sparsity=0.0, key_size=None, normalise="none")
+    options = {"key_size": None, "normalise": "none", "select": "global"}
+    layer = bg.DynamicSparseLinear(width, 2 * rows, block_size=block, sparsity=0.0, **options)
     assert (layer.grid.out_blocks, layer.grid.in_blocks) == blocks
     with torch.no_grad():
         layer.gate.bias.fill_(-1.0)

@@ -152,7 +152,7 @@ def test_errors():
 def train_classifier(seed, balance_weight):
     """Statistics, on fresh inputs, of the gate of a small classifier trained at a learning rate that is too high."""
     torch.manual_seed(seed)
-    gated = bg.DynamicSparseLinear(64, 64, block_size=8, sparsity=0.875, key_size=None)
+    gated = bg.DynamicSparseLinear(64, 64, block_size=8, sparsity=0.875, key_size=None, gate="eq1")
     net = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), gated, nn.ReLU(), nn.Linear(64, 8))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9)
     teacher = torch.randn(16, 8)

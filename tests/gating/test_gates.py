@@ -49,7 +49,7 @@ def test_fresh_gates_open_at_most_k():
 
 
 def test_topk_equals_the_equations():
-    gate = TopKGate(GRID, sparsity=0.5, key_size=5, key_offset=2)
+    gate = make_gate("eq1", GRID, sparsity=0.5, key_size=5, key_offset=2)
     x = torch.randn(6, 12)
     scores = torch.relu(x[:, 2:7] @ gate.weight.T + gate.bias)
     threshold = scores.topk(8, dim=-1).values[:, -1:]
@@ -164,7 +164,7 @@ def test_near_dense_start_is_close_to_one(kind):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"kind": "hard"}, "gate: expected one of ('topk', 'softmax_sum', 'sigmoid'), got 'hard'"),
+        ({"kind": "hard"}, "gate: expected one of ('topk', 'eq1', 'softmax_sum', 'sigmoid'), got 'hard'"),
         ({"normalise": "max"}, "normalise: expected one of ('mean', 'rms', 'none'), got 'max'"),
         ({"select": "column"}, "select: expected one of ('global', 'per_row'), got 'column'"),
         ({"key_size": 13}, "key_size: expected an int from 1 to 12 (in_features 12 - key_offset 0), got 13"),
@@ -179,7 +179,8 @@ def test_near_dense_start_is_close_to_one(kind):
         ({"gate_hidden": 0}, "gate_hidden: expected a positive int, got 0"),
         ({"sparsity": 1.0}, "sparsity: expected a number in [0, 1), got 1.0"),
         ({"kind": "sigmoid", "sparsity": 0.5}, "sparsity: expected 0 with gate='sigmoid', got 0.5"),
-        ({"kind": "sigmoid", "sparsity": 0, "normalise": "rms"}, "normalise and select: expected their defaults"),
+        ({"kind": "sigmoid", "sparsity": 0, "normalise": "rms"}, "normalise and select: expected neither with gate="),
+        ({"kind": "eq1", "select": "per_row"}, "normalise and select: expected neither with gate='eq1'"),
         ({"backend": "gpu"}, "backend: expected one of ('auto', 'reference', 'cpu', 'triton'), got 'gpu'"),
         ({"backend": "triton"}, "backend 'triton': expected GPU kernels, got none: not built yet"),
     ],

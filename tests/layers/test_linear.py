@@ -113,11 +113,20 @@ def test_training_lowers_the_loss():
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.75, 0.95])
 def test_open_gates_follow_the_sparsity(sparsity):
-    layer = bg.DynamicSparseLinear(32, 32, block_size=8, sparsity=0.5)
-    nn.init.constant_(layer.gate.bias, 5.0)
-    layer.sparsity = sparsity
-    opened = (layer.gates(torch.randn(6, 32)) != 0).sum((-1, -2))
-    assert (opened == bg.open_blocks(sparsity, 16)).all()
+    for gate, groups in (("topk", 4), ("eq1", 1)):
+        layer = bg.DynamicSparseLinear(32, 32, block_size=8, sparsity=0.5, gate=gate)
+        nn.init.constant_(layer.gate.bias, 5.0)
+        layer.sparsity = sparsity
+        opened = (layer.gates(torch.randn(6, 32)) != 0).sum((-1, -2))
+        assert (opened == groups * bg.open_blocks(sparsity, 16 // groups)).all()
+
+
+def test_eq1_is_one_word_for_the_gate_of_the_paper():
+    made = [bg.DynamicSparseLinear(32, 32, gate=gate).gate for gate in ("topk", "eq1")]
+    assert [(gate.kind, gate.normalise, gate.select) for gate in made] == [
+        ("topk", "rms", "per_row"),
+        ("topk", "mean", "global"),
+    ]
 
 
 def test_from_dense_starts_near_the_trained_layer_and_shares_it():

@@ -20,7 +20,7 @@ class LanguageModel(nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, 64)
-        self.lstm = bg.DynamicSparseLSTM(64, 128, 2, block_size=32, sparsity=0.5, normalise="rms")
+        self.lstm = bg.DynamicSparseLSTM(64, 128, 2, block_size=32, sparsity=0.5, select="global")
         self.decoder = nn.Linear(128, VOCABULARY)
 
     def loss(self, words, state=None):

@@ -72,7 +72,7 @@ def change_swapped(layer):
 
 
 def change_normalise(layer):
-    layer.gate.normalise = "rms"
+    layer.gate.normalise = "mean"
 
 
 def change_key(layer):
@@ -124,7 +124,8 @@ def test_renewed_copies_give_the_old_memory_back():
         layer.weight.mul_(1.0)
         layer(x)
     before = resident()
-    for _ in range(100):
+    for _ in range(400):
         layer.weight.mul_(1.0)
         layer(x)
-    assert resident() - before < 20 << 20
+    # Huge pages and malloc's holes make some noise; what was kept would be 400 MiB.
+    assert resident() - before < 40 << 20

@@ -18,7 +18,7 @@ from blockgate.models import (
     small_dense,
 )
 
-GATE = GateConfig(block_size=4, sparsity=0.75, key_size=4)
+GATE = GateConfig(block_size=4, sparsity=0.75, key_size=4, kind="eq1")
 LSTM = LanguageModelConfig(cell="lstm", embedding_size=8, hidden_size=16, projection=True, gate=GATE)
 # Layers 64 x 8, 64 x 16, 64 x 16, 64 x 16; projection 16 x 8; 50 words.
 LSTM_MATRICES = 64 * (8 + 16 + 16 + 16)
@@ -43,7 +43,7 @@ def test_a_gated_lstm():
 
 
 def test_rounding_to_whole_blocks_counts():
-    config = replace(LSTM, matrices="dynamic", gate=replace(GATE, sparsity=0.9, select="per_row"))
+    config = replace(LSTM, matrices="dynamic", gate=replace(GATE, sparsity=0.9, kind="topk"))
     # One block in every row of 2 or 4.
     assert count_costs(LanguageModel(config, 50)).matrix_macs == 64 * 4 * 4 + LSTM_MATRICES // 16 * 4
 

@@ -11,7 +11,7 @@ DENSE, GATED, SMALL = Arm("ptb-lstm", "dense"), Arm("ptb-lstm", "dynamic", 90), 
 MACHINE = {"cpu": "Test CPU", "torch": "2.99", "commit": "abc", "threads": 1, "instruction set": "avx2"}
 
 
-def result(seed, valid, test, *, macs, layers, dense_layers, gates=0, parameters=5000, zeros=0):
+def result(seed, valid, test, *, macs, layers, dense_layers, gates=0, dependent=(), parameters=5000, zeros=0):
     costs = {"macs": macs, "matrix_macs": layers, "matrix_macs_dense": dense_layers, "gate_macs": gates}
     return {
         "arm": "x",
@@ -19,6 +19,7 @@ def result(seed, valid, test, *, macs, layers, dense_layers, gates=0, parameters
         "run": {"epochs": 9, "seed": seed, "model": {"hidden_size": macs}},
         "valid": {"loss": 1.0, "perplexity": valid},
         "test": {"loss": 1.0, "perplexity": test},
+        "gates": {f"layer {n}": {"input_dependent": share} for n, share in enumerate(dependent)},
         "costs": costs | {"parameters": parameters, "zeros": zeros},
         "machine": MACHINE,
     }
@@ -27,8 +28,8 @@ def result(seed, valid, test, *, macs, layers, dense_layers, gates=0, parameters
 RESULTS = {
     DENSE.name: [result(1, 100.0, 90.0, macs=3000, layers=2000, dense_layers=2000)],
     GATED.name: [
-        result(1, 110.0, 99.0, macs=1450, layers=450, dense_layers=2000, gates=250),
-        result(2, 112.0, 101.0, macs=1450, layers=450, dense_layers=2000, gates=250, zeros=0),
+        result(1, 110.0, 99.0, macs=1450, layers=450, dense_layers=2000, gates=250, dependent=(0.5, 0.75)),
+        result(2, 112.0, 101.0, macs=1450, layers=450, dense_layers=2000, gates=250, dependent=(0.25, 0.5)),
     ],
 }
 
@@ -42,12 +43,13 @@ def rows_of(text, first="| ptb-lstm"):
 def test_rows():
     text = table("Table 2", [DENSE, GATED, SMALL], RESULTS, "laptop")
     assert rows_of(text) == [
-        ["ptb-lstm", "dense", "-", "100.0%", "5000", "3000", "100.0%", "100.00", "90.00", "78.57"],
+        ["ptb-lstm", "dense", "-", "100.0%", "-", "5000", "3000", "100.0%", "100.00", "90.00", "78.57"],
         [
             "ptb-lstm",
             "dynamic, Eq. 1",
             "90%",
             "10.0%",
+            "50.0%",
             "5000",
             "1450",
             "22.5%",
@@ -55,7 +57,7 @@ def test_rows():
             "100.00 ± 1.41",
             "80.34",
         ],
-        ["ptb-lstm", "small dense of equal MACs", "90%", "-", "-", "-", "-", "-", "-", "-"],
+        ["ptb-lstm", "small dense of equal MACs", "90%", "-", "-", "-", "-", "-", "-", "-", "-"],
     ]
     assert text.startswith("# Table 2, laptop scale\n")
     assert "Seeds 1, 2; the best epoch by validation. Test CPU, torch 2.99, commit abc." in text
@@ -63,10 +65,22 @@ def test_rows():
     assert "compare rows" not in table("Table 2", [DENSE], RESULTS, "paper")
 
 
+def test_scores_by_sparsity():
+    half = Arm("ptb-lstm", "dynamic", 50)
+    results = RESULTS | {half.name: [result(1, 1.0, 95.0, macs=1, layers=1, dense_layers=1)]}
+    text = table("Table 2", [DENSE, half, GATED, SMALL], results, "laptop")
+    assert rows_of(text.split("## Test perplexity by sparsity")[1]) == [
+        ["ptb-lstm", "dense", "90.00", "", ""],
+        ["ptb-lstm", "dynamic, Eq. 1", "", "95.00", "100.00 ± 1.41"],
+    ]
+    assert "| task | model | dense | 50% | 90% |" in text
+    assert "by sparsity" not in table("Table 2", [DENSE, GATED], RESULTS, "laptop")
+
+
 def test_small_dense_layers_are_compared_with_the_dense_ones():
     small = {SMALL.name: [result(1, 120.0, 110.0, macs=1500, layers=500, dense_layers=500)]}
-    assert rows_of(table("", [DENSE, SMALL], RESULTS | small, "laptop"))[1][6] == "25.0%"
-    assert rows_of(table("", [DENSE, SMALL], small, "laptop"))[1][6] == "-"
+    assert rows_of(table("", [DENSE, SMALL], RESULTS | small, "laptop"))[1][7] == "25.0%"
+    assert rows_of(table("", [DENSE, SMALL], small, "laptop"))[1][7] == "-"
 
 
 def test_results_of_different_recipes_are_not_mixed():
@@ -82,7 +96,7 @@ def test_pruned_parameters_are_not_counted():
     agp = Arm("ptb-lstm", "agp", 90)
     pruned = [result(1, 1.0, 1.0, macs=1200, layers=200, dense_layers=2000, zeros=1800)]
     row = rows_of(table("", [agp], {agp.name: pruned}, "laptop"))[0]
-    assert row[3:7] == ["10.0%", "3200", "1200", "10.0%"]
+    assert row[3:8] == ["10.0%", "-", "3200", "1200", "10.0%"]
 
 
 def test_errors_of_image_networks_are_percentages():
@@ -96,7 +110,7 @@ def test_errors_of_image_networks_are_percentages():
 def test_nothing_done_yet():
     text = table("Table 2", [DENSE], {}, "laptop")
     assert "No arm is done yet" in text
-    assert rows_of(text) == [["ptb-lstm", "dense", "-", "-", "-", "-", "-", "-", "-", "78.57"]]
+    assert rows_of(text) == [["ptb-lstm", "dense", *["-"] * 8, "78.57"]]
 
 
 def test_times():

@@ -163,7 +163,7 @@ def _block_layer(layer: nn.Module, block_size: int | tuple[int, int]) -> nn.Modu
         block_size = layer.grid.block
     if isinstance(layer, StaticBlockLSTM):
         block_size = next(iter(layer.grids.values())).block
-    options: dict[str, Any] = {"block_size": block_size, "key_size": 1, "normalise": "none"}
+    options: dict[str, Any] = {"block_size": block_size, "key_size": 1, "normalise": "none", "select": "global"}
     made: DynamicSparseLinear | DynamicSparseLSTM
     # from_dense shares parameters, and those of the model are not to be frozen with the copy's.
     copied = copy.deepcopy(layer)

@@ -115,6 +115,7 @@ def dynamic_layer(case: LinearCase, sparsity: float) -> DynamicSparseLinear:
         block_size=case.block,
         key_size=min(case.key, case.in_features),
         sparsity=sparsity,
+        normalise="mean",
         select=case.select,
     )
     nn.init.constant_(layer.gate.bias, 5.0)

@@ -58,8 +58,8 @@ class RecurrentCase:
 
     @property
     def gate_options(self) -> dict[str, Any]:
-        """For gated layers."""
-        return {"block_size": self.block, "key_size": self.key}
+        """For gated layers: blocks are chosen among all, so that every sparsity is met to the block."""
+        return {"block_size": self.block, "key_size": self.key, "gate": "eq1"}
 
     @property
     def sizes(self) -> str:

@@ -23,7 +23,7 @@ class Reproduce:
 
     Every arm (a model of the table, with a seed) is a training run in a folder of its own. Arms that are done are not
     run again; Ctrl-C stops with code 130, and the same command goes on where it stopped. `tiny` takes a minute on
-    made-up data, `laptop` about 20 minutes an arm on one core, `paper` follows the paper and wants a GPU for the
+    made-up data, `laptop` 3 to 10 minutes an arm on one core, `paper` follows the paper and wants a GPU for the
     language models. Data sets come from `blockgate data fetch`.
 
     For example:
@@ -39,7 +39,7 @@ class Reproduce:
         tyro.conf.Positional,
     ]
     """mnist, table1 (Quasi-RNN), table2 (LSTM), figure1 (gates by class), figure2 (gates that depend on the input),
-    ablations (what each option of the gates is worth)."""
+    ablations and mnist-ablations (what each option of the gates is worth)."""
     scale: Literal["tiny", "laptop", "paper"] = "laptop"
     """Sizes of models and length of training."""
     seeds: int = 1

@@ -20,7 +20,7 @@ __all__ = ["train_command"]
 class Train:
     """Trains a model: pick a config, change what you like.
 
-    `laptop` configs take about 20 minutes on one core, `paper` ones follow the paper and want a GPU. Any JSON file with
+    `laptop` configs take about 10 minutes on one core, `paper` ones follow the paper and want a GPU. Any JSON file with
     the same fields works in place of a name. `blockgate train NAME --help` lists all options. Ctrl-C saves a checkpoint
     and ends with code 130; the same command with --resume goes on, bit by bit as if nothing had happened. Progress goes
     to stderr; with --json the results come as one object on stdout.

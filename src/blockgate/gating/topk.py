@@ -1,4 +1,4 @@
-"""The paper's gate: ReLU scores, the k largest kept, scaled to an average of 1."""
+"""The paper's gate and its better relatives: ReLU scores, the k largest kept, scaled to a common size."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class TopKGate(Gate):
 
     Args:
         grid: the grid whose blocks it opens.
-        normalise: "mean" (Eq. 1 of the paper), "rms", or "none": what becomes 1 over all gates, closed ones included.
-        select: "global": k of all blocks; "per_row": the same number in every row of blocks.
+        normalise: "rms", "mean" (Eq. 1 of the paper) or "none": what becomes 1 over all gates, closed ones included.
+        select: "per_row": the same number in every row of blocks; "global": k of all blocks, as in the paper.
         options: those of `Gate`.
     """
 
     kind = "topk"
 
-    def __init__(self, grid: BlockGrid, *, normalise: str = "mean", select: str = "global", **options: Any) -> None:
+    def __init__(self, grid: BlockGrid, *, normalise: str = "rms", select: str = "per_row", **options: Any) -> None:
         if normalise not in NORMALISE:
             raise invalid("normalise", expected=f"one of {NORMALISE}", got=normalise, remedy="The paper uses 'mean'.")
         if select not in SELECT:

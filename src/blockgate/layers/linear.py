@@ -41,9 +41,9 @@ class DynamicSparseLinear(nn.Module, GatedLinear):
         key_size: how many input features the gate reads. Unset: min(128, in_features); None: all of them.
         key_offset: the first feature the gate reads.
         gate_hidden: width of a hidden ReLU layer in the gate; None for none, as in the paper.
-        gate: "topk" (the paper's), "softmax_sum" or "sigmoid".
-        normalise: what the gates are scaled to: "mean" 1 (Eq. 1 of the paper), "rms" 1, or "none".
-        select: "global" chooses among all blocks, "per_row" as many in every row of blocks.
+        gate: "topk", "eq1" (the paper's: topk with mean and global), "softmax_sum" or "sigmoid".
+        normalise: of topk, what the gates are scaled to: "rms" 1 (if unset), "mean" 1, or "none".
+        select: of topk, "per_row" (if unset) opens as many in every row of blocks, "global" chooses among all.
         backend: "auto", "reference", "cpu" or "triton"; a named one that can't run raises.
         device: of the parameters.
         dtype: of the parameters.
@@ -64,8 +64,8 @@ class DynamicSparseLinear(nn.Module, GatedLinear):
         key_offset: int = 0,
         gate_hidden: int | None = None,
         gate: str = "topk",
-        normalise: str = "mean",
-        select: str = "global",
+        normalise: str | None = None,
+        select: str | None = None,
         backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,

@@ -28,12 +28,12 @@ class GateConfig:
     """Input features that a gate reads: a number, all, or auto for at most 128."""
     gate_hidden: int | None = None
     """Width of a hidden layer in the gate."""
-    normalise: Literal["mean", "rms", "none"] = "mean"
-    """What the gates are scaled to; the paper's is the mean."""
-    select: Literal["global", "per_row"] = "global"
-    """Choose among all blocks, or as many in every row of blocks."""
-    kind: Literal["topk", "softmax_sum", "sigmoid"] = "topk"
-    """The paper's gate, or one of its alternatives; those take neither normalise nor select."""
+    normalise: Literal["mean", "rms", "none"] | None = None
+    """What topk gates are scaled to, rms if unset; the paper's is the mean."""
+    select: Literal["global", "per_row"] | None = None
+    """Choose as many in every row of blocks, as topk does if unset, or among all blocks."""
+    kind: Literal["topk", "eq1", "softmax_sum", "sigmoid"] = "topk"
+    """topk, eq1 (the paper's: topk with mean and global), or an alternative; these take neither of the two above."""
     near_dense: bool = False
     """Start with all gates close to 1, as for matrices that were trained without; otherwise half of them start at 0."""
 

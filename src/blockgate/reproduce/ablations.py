@@ -50,7 +50,7 @@ def _model(**options: Any) -> Callable[[Any], Any]:
 
 def _other_kind(kind: str, **options: Any) -> Callable[[Any], Any]:
     """Other kinds of gates have neither normalise nor select."""
-    return _gate(kind=kind, normalise="mean", select="global", **options)
+    return _gate(kind=kind, normalise=None, select=None, **options)
 
 
 def _ramp(run: Any) -> Any:

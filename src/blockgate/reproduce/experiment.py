@@ -133,9 +133,8 @@ def _written_up(order: Order, arms: Sequence[Arm], jobs: Sequence[Job], folder: 
     for arm in every:
         found = sorted((folder / arm.name).glob("seed-*/result.json"))
         results[arm.name] = [json.loads(file.read_text()) for file in found]
-    if order.experiment.endswith("ablations"):
-        # There are many: rows of what was not run would hide the others.
-        every = [arm for arm in every if results[arm.name]]
+    # There are many arms: rows of what was not run would hide the others.
+    every = [arm for arm in every if results[arm.name]]
     metric = metric_of(results)
     for task in dict.fromkeys(arm.task for arm in arms):
         of_task = [arm for arm in every if arm.task == task]

@@ -29,6 +29,7 @@ OWN = ("model.", "pruning.", "ramp.", "seed:")
 NOTES = """\
 - Density: share of the layers' blocks (dynamic, static) or weights (pruned) that an input meets, as measured on the
   test data; rounding to whole blocks makes it differ from 100% - sparsity.
+- Input-dependent: share of blocks that are neither open nor closed for 95% of the test data, the mean over layers.
 - MACs: multiply-adds for one token (image), gates and the whole output layer included; "layers": of the layers that are
   gated or pruned alone, gates included, as a share of the dense ones.
 - Parameters: gates included; pruned ones and those in blocks that are closed for good not counted.
@@ -55,6 +56,7 @@ def table(title: str, arms: Sequence[Arm], results: Results, scale: str, times: 
         "model",
         "sparsity",
         "density",
+        "input-dependent",
         "parameters",
         "MACs",
         "layers",
@@ -65,6 +67,8 @@ def table(title: str, arms: Sequence[Arm], results: Results, scale: str, times: 
     dense = {arm.task: results[arm.name][0] for arm in arms if arm.kind == "dense" and results.get(arm.name)}
     rows = [_row(arm, results.get(arm.name, []), dense.get(arm.task), metric) for arm in arms]
     parts = [f"# {title}, {scale} scale\n", markdown_table(head, rows), NOTES + _about(scale, done)]
+    if len({arm.percent for arm in arms}) > 2:
+        parts.append(_by_sparsity(arms, results, metric))
     if times is not None:
         points = list(points_of(arms, results, times, metric))
         parts += [_time_table(arms, times), quality_section(points, metric, METRICS[metric][0])]
@@ -98,7 +102,7 @@ def _row(arm: Arm, results: list[dict[str, Any]], dense: dict[str, Any] | None, 
     start = [arm.task, arm.label, "-" if arm.percent is None else f"{arm.percent}%"]
     paper = paper_form.format(PAPER[arm.name]) if arm.name in PAPER else "-"
     if not results:
-        return [*start, *["-"] * 6, paper]
+        return [*start, *["-"] * 7, paper]
     costs = results[0]["costs"]
     # The dense layers of all arms are alike, but for those of small dense models.
     whole = dense["costs"]["matrix_macs_dense"] if dense else None
@@ -106,6 +110,7 @@ def _row(arm: Arm, results: list[dict[str, Any]], dense: dict[str, Any] | None, 
     return [
         *start,
         to_percent(statistics.mean(_density(result) for result in results)),
+        to_percent(_mean_of_gates(results, "input_dependent")),
         short(costs["parameters"] - costs["zeros"]),
         short(statistics.mean(result["costs"]["macs"] for result in results)),
         to_percent(None if whole is None else statistics.mean(r["costs"]["matrix_macs"] for r in results) / whole),
@@ -114,10 +119,30 @@ def _row(arm: Arm, results: list[dict[str, Any]], dense: dict[str, Any] | None, 
     ]
 
 
+def _by_sparsity(arms: Sequence[Arm], results: Results, metric: str) -> str:
+    """The same scores in short: a row for each kind of model, a column for each sparsity."""
+    form = METRICS[metric][0]
+    percents = sorted({arm.percent or 0 for arm in arms})
+    cells: dict[tuple[str, str], dict[int, str]] = {}
+    for arm in arms:
+        if results.get(arm.name):
+            scores = [result["test"][metric] for result in results[arm.name]]
+            cells.setdefault((arm.task, arm.label), {})[arm.percent or 0] = _spread(scores, form)
+    rows = [[*names, *(row.get(percent, "") for percent in percents)] for names, row in cells.items()]
+    head = ["task", "model", *("dense" if percent == 0 else f"{percent}%" for percent in percents)]
+    return f"## Test {metric} by sparsity\n\n" + markdown_table(head, rows)
+
+
 def _density(result: dict[str, Any]) -> float:
     """Of the layers, without their gates."""
     costs = result["costs"]
     return float((costs["matrix_macs"] - costs["gate_macs"]) / costs["matrix_macs_dense"])
+
+
+def _mean_of_gates(results: list[dict[str, Any]], fact: str) -> float | None:
+    """A fact about the gates of every layer: the mean over layers and seeds, None where there are no gates."""
+    values = [facts[fact] for result in results for facts in result["gates"].values()]
+    return statistics.mean(values) if values else None
 
 
 def _spread(values: list[float], form: str) -> str:
