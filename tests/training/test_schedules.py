@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from lightning.fabric import Fabric
+from lightning.fabric.plugins.precision import MixedPrecision
 from torch import nn
 
 import blockgate as bg
@@ -67,6 +69,19 @@ def test_gates_have_their_own_learning_rate():
     assert len(weights["params"]) == 4
     assert len(make_optimizer(nn.Linear(2, 2), OptimizerConfig()).param_groups) == 1
     assert isinstance(make_optimizer(model, OptimizerConfig(kind="adam")), torch.optim.Adam)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_gradients_that_a_scaler_scales_can_be_clipped(kind):
+    # Fused optimizers can't: they undo the scaling by themselves, after clipping.
+    precision = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=8.0))
+    fabric = Fabric(accelerator="cpu", devices=1, plugins=precision)
+    layer = nn.Linear(4, 3)
+    model, optimizer = fabric.setup(layer, make_optimizer(layer, OptimizerConfig(kind=kind)))
+    fabric.backward(100 * model(torch.ones(2, 4)).square().sum())
+    fabric.clip_gradients(model, optimizer, max_norm=0.5)
+    norm = torch.cat([parameter.grad.flatten() for parameter in layer.parameters()]).norm()
+    torch.testing.assert_close(norm, torch.tensor(0.5), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     ]
     groups = [group | {"base_lr": group["lr"]} for group in groups if group["params"]]
     if config.kind == "adam":
-        return torch.optim.Adam(groups, weight_decay=config.weight_decay, fused=True)
+        return torch.optim.Adam(groups, weight_decay=config.weight_decay)
     return torch.optim.SGD(groups, momentum=config.momentum, weight_decay=config.weight_decay)
 
 
