@@ -38,8 +38,8 @@ def _scaled(name: str, times: float) -> Callable[[Any], Any]:
 
     def change(run: Any) -> Any:
         value = getattr(run.model.gate, name)
-        words = {"auto": DEFAULT_KEY_SIZE, "all": run.model.hidden_size}
-        return _gate(**{name: int(times * words.get(value, value))})(run)
+        in_numbers = {"auto": DEFAULT_KEY_SIZE, "all": run.model.hidden_size}
+        return _gate(**{name: int(times * in_numbers.get(value, value))})(run)
 
     return change
 

@@ -26,8 +26,13 @@ from blockgate.training.config import LanguageModelRun
 
 __all__ = ["Order", "reproduce"]
 
-TITLES = {"mnist": "MNIST", "table1": "Table 1: Quasi-RNN", "table2": "Table 2: LSTM"}
-TITLES |= {"ablations": "Ablations", "mnist-ablations": "Ablations on MNIST"}
+TITLES = {
+    "mnist": "MNIST",
+    "table1": "Table 1: Quasi-RNN",
+    "table2": "Table 2: LSTM",
+    "ablations": "Ablations",
+    "mnist-ablations": "Ablations on MNIST",
+}
 FIGURES = {"figure1": draw_figure1, "figure2": draw_figure2}
 
 # Timing spends this on each call.
