@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.autograd import forward_ad
 
 import blockgate as bg
 from blockgate.layers import PackedDynamicSparseLinear, PackedLinear
@@ -70,6 +71,36 @@ def test_plain_linear_layers_pack(dtype, bias):
             want = linear(x)
             assert rows == 0 or relative(packed(x), want) < ERROR[dtype]
             assert packed(x).shape == want.shape
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_packed_linear_layer_prepared_for_native_calls_computes_the_same_and_is_never_stale(dtype):
+    packed = bg.pack(nn.Linear(150, 40), dtype)
+    other = bg.pack(nn.Linear(150, 40), dtype)
+
+    def zero_bias():
+        packed.bias.zero_()
+
+    def zero_scale_or_blocks():
+        (packed.packed.scale if dtype == torch.int8 else packed.packed.blocks).zero_()
+
+    def load():
+        packed.load_state_dict(other.state_dict())
+
+    def assign():
+        packed.bias = nn.Parameter(torch.ones(40), requires_grad=False)
+
+    x = torch.randn(7, 3, 150)
+    changes = [lambda: None, zero_bias, load, assign, zero_scale_or_blocks, packed.double]
+    with torch.no_grad():
+        for change in changes:
+            change()
+            with forward_ad.dual_level():  # not for native calls: the plain op computes it
+                want = packed(x)
+            for got in (packed(x), packed(x.transpose(0, 1)).transpose(0, 1), packed(x[:, 0])[:, None]):
+                torch.testing.assert_close(got, want[:, : got.shape[1]], rtol=0, atol=0)
+        with raises_blockgate("150"):
+            packed(x[..., 1:])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from blockgate.layers import PackedLinear, pack
 from blockgate.models import GateConfig, LanguageModel, LanguageModelConfig
 from blockgate.models.plain import from_plain, to_plain
 from blockgate.models.softmax import AdaptiveSoftmax, FullSoftmax
@@ -79,14 +80,13 @@ def test_every_parameter_learns(config):
 @pytest.mark.parametrize("cutoffs", [(), (10,)])
 def test_tied_weights_are_one_parameter(cutoffs):
     tied = LanguageModel(replace(SMALL, cutoffs=cutoffs), WORDS)
-    weight = tied.softmax.weight if cutoffs else tied.softmax.decoder.weight
-    assert weight is tied.embedding.weight
+    assert tied.softmax.decoder.weight is tied.embedding.weight
     assert len([p for p in tied.parameters() if p.shape == (WORDS, 12)]) == 1
     untied = LanguageModel(replace(SMALL, cutoffs=cutoffs, tied=False), WORDS)
     assert len([p for p in untied.parameters() if p.shape[0] == WORDS and p.dim() == 2]) == 2
     copy = LanguageModel(replace(SMALL, cutoffs=cutoffs), WORDS)
     copy.load_state_dict(tied.state_dict())
-    assert copy.embedding.weight is (copy.softmax.weight if cutoffs else copy.softmax.decoder.weight)
+    assert copy.embedding.weight is copy.softmax.decoder.weight
     assert_close(copy.eval()(some_words(2))[0].exp().sum(-1), torch.ones(2, 3))
 
 
@@ -95,16 +95,29 @@ def test_adaptive_softmax_is_torchs_with_full_width():
     nn.init.normal_(ours.group_bias)
     theirs = nn.AdaptiveLogSoftmaxWithLoss(8, WORDS, cutoffs=[10, 30], div_value=1.0, head_bias=True)
     with torch.no_grad():
-        theirs.head.weight.copy_(torch.cat([ours.weight[:10], ours.group_weight]))
-        theirs.head.bias.copy_(torch.cat([ours.bias[:10], ours.group_bias]))
+        theirs.head.weight.copy_(torch.cat([ours.decoder.weight[:10], ours.group_weight]))
+        theirs.head.bias.copy_(torch.cat([ours.decoder.bias[:10], ours.group_bias]))
         for tail, words in zip(theirs.tail, (slice(10, 30), slice(30, WORDS)), strict=True):
             tail[0].weight.copy_(torch.eye(8))
-            tail[1].weight.copy_(ours.weight[words])
+            tail[1].weight.copy_(ours.decoder.weight[words])
     x, targets = torch.randn(40, 8), torch.randint(0, WORDS, (40,))
     assert_close(ours(x), theirs.log_prob(x))
     assert_close(-ours.loss(x, targets), theirs(x, targets).output)
     only_frequent = torch.randint(0, 10, (40,))
     assert_close(-ours.loss(x, only_frequent), theirs(x, only_frequent).output)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_packed_adaptive_softmax_keeps_its_answers_and_its_loss(dtype):
+    softmax = AdaptiveSoftmax(8, WORDS, (10, 30))
+    nn.init.normal_(softmax.decoder.weight)
+    packed = pack(softmax, dtype)
+    x, targets = torch.randn(40, 8), torch.randint(0, WORDS, (40,))
+    rounding = 1e-5 if dtype == torch.float32 else 0.1
+    with torch.no_grad():
+        assert isinstance(packed.decoder, PackedLinear)
+        torch.testing.assert_close(packed(x), softmax(x), rtol=0, atol=rounding)
+        torch.testing.assert_close(packed.loss(x, targets), softmax.loss(x, targets), rtol=0, atol=rounding)
 
 
 def test_full_softmax_has_a_bias_and_takes_any_weight():

@@ -18,7 +18,9 @@ from tests.helpers import raises_blockgate
 
 LSTM_ARMS = [
     "dense",
-    *(f"{kind}-{percent}" for kind in ("dynamic", "dynamic-best", "agp") for percent in (50, 75, 90)),
+    *(f"{kind}-{percent}" for kind in ("dynamic", "dynamic-best") for percent in (50, 75, 90)),
+    "dynamic-slow-50",
+    *(f"agp-{percent}" for percent in (50, 75, 90)),
     "block-agp-90",
     "static-50",
     *(f"small-{percent}" for percent in (50, 75, 90)),
@@ -86,6 +88,13 @@ def test_arms_share_recipe_head_and_number_of_updates(scale):
     allowed = {
         "dynamic": {"model.matrices", "model.gate.sparsity", "model.gate.normalise", "model.gate.select"},
         "dynamic-best": {"model.matrices", "model.gate.sparsity", "model.gate.normalise", "model.gate.select"},
+        "dynamic-slow": {
+            "model.matrices",
+            "model.gate.sparsity",
+            "model.gate.normalise",
+            "model.gate.select",
+            "optimizer.gate_lr",
+        },
         "agp": {"pruning.sparsity", "pruning.begin", "pruning.end", "pruning.every"},
         "block-agp": {f"pruning.{name}" for name in ("sparsity", "begin", "end", "every", "block_size")},
         "static": {"model.matrices", "model.gate.sparsity"},
@@ -107,6 +116,8 @@ def test_options_of_the_arms():
     assert eq1.ramp == RampConfig(begin=25, end=40)
     best = run_of(Arm("ptb-lstm", "dynamic-best", 75), base)
     assert (best.model.gate.normalise, best.model.gate.select) == ("rms", "per_row")
+    slow = run_of(Arm("ptb-lstm", "dynamic-slow", 75), base)
+    assert slow == replace(best, optimizer=replace(best.optimizer, gate_lr=0.3 * best.optimizer.lr))
     agp = run_of(Arm("ptb-lstm", "agp", 90), base)
     assert (agp.pruning.begin, agp.pruning.end, agp.pruning.every) == pytest.approx((1, 25, 3))
     assert (agp.pruning.sparsity, agp.pruning.initial, agp.pruning.block_size) == (0.9, 0.05, None)

@@ -108,8 +108,36 @@ def pack_weight(weight: Tensor, grid: BlockGrid, dtype: torch.dtype) -> PackedWe
     return PackedWeight(*pack_blocks(weight.detach().float(), *grid.block, dtype))
 
 
-class FusedLinear:
-    """A layer prepared for the fused op: its weights packed, its arguments checked once.
+class FusedDense:
+    """A packed layer prepared for native calls, its arguments checked once; every block is open.
+
+    Args:
+        packed: its weight.
+        bias: (m) or None; read anew on every call.
+        grid: the cut of the weight.
+    """
+
+    def __init__(self, packed: PackedWeight, bias: Tensor | None, grid: BlockGrid) -> None:
+        self.in_features, self.out_features = grid.in_features, grid.out_features
+        self.handle = self._prepare(packed, bias, grid)
+        weakref.finalize(self, release_prepared_linear, self.handle).atexit = False
+
+    def _prepare(self, packed: PackedWeight, bias: Tensor | None, grid: BlockGrid) -> int:
+        return prepare_packed_linear(*packed, bias, grid.in_features, grid.out_features, *grid.block)  # type: ignore[no-any-return]
+
+    def __call__(self, x: Tensor, open_blocks: int = 1) -> Tensor | None:
+        """y (..., m) for x (..., n) in one call; None if x has another shape. Without a gate, all blocks are open."""
+        shape = x.shape
+        if not shape or shape[-1] != self.in_features:
+            return None
+        if len(shape) == 2:
+            return run_prepared_linear(x, self.handle, open_blocks)  # type: ignore[no-any-return]
+        y: Tensor = run_prepared_linear(x.reshape(-1, self.in_features), self.handle, open_blocks)
+        return y.view(*shape[:-1], self.out_features)
+
+
+class FusedLinear(FusedDense):
+    """A layer prepared with its gate: gate, selection and product in one call.
 
     Args:
         packed: the weight of the layer.
@@ -119,12 +147,16 @@ class FusedLinear:
     """
 
     def __init__(self, packed: PackedWeight, bias: Tensor | None, gate: TopKGate, grid: BlockGrid) -> None:
+        self.gate = gate
+        super().__init__(packed, bias, grid)
+
+    def _prepare(self, packed: PackedWeight, bias: Tensor | None, grid: BlockGrid) -> int:
+        gate = self.gate
         gate_weight, hidden_weight = (
             None if w is None else pack_blocks(w.detach().float(), *w.shape, torch.float32)[0]
             for w in (gate.weight, gate.hidden_weight)
         )
-        self.in_features, self.out_features = grid.in_features, grid.out_features
-        self.handle: int = prepare_dynamic_linear(
+        return prepare_dynamic_linear(  # type: ignore[no-any-return]
             *packed,
             bias,
             gate_weight,
@@ -141,31 +173,6 @@ class FusedLinear:
             gate.groups,
             gate.normalise,
         )
-        weakref.finalize(self, release_prepared_linear, self.handle).atexit = False
-
-    def __call__(self, x: Tensor, open_blocks: int) -> Tensor | None:
-        """y (..., m) for x (..., n): gate, selection and product in one call; None if x has another shape."""
-        shape = x.shape
-        if not shape or shape[-1] != self.in_features:
-            return None
-        if len(shape) == 2:
-            return run_prepared_linear(x, self.handle, open_blocks)  # type: ignore[no-any-return]
-        y: Tensor = run_prepared_linear(x.reshape(-1, self.in_features), self.handle, open_blocks)
-        return y.view(*shape[:-1], self.out_features)
-
-
-class FusedDense:
-    """A dense packed layer prepared for `FusedLSTM`: every block open.
-
-    Args:
-        packed: its weight.
-        bias: (m) or None.
-        grid: the cut of the weight.
-    """
-
-    def __init__(self, packed: PackedWeight, bias: Tensor | None, grid: BlockGrid) -> None:
-        self.handle: int = prepare_packed_linear(*packed, bias, grid.in_features, grid.out_features, *grid.block)
-        weakref.finalize(self, release_prepared_linear, self.handle).atexit = False
 
 
 class FusedLSTM:
@@ -176,7 +183,7 @@ class FusedLSTM:
         gates: the gate of each matrix, None where every block is open.
     """
 
-    def __init__(self, matrices: Sequence[FusedLinear | FusedDense], gates: Sequence[nn.Module | None]) -> None:
+    def __init__(self, matrices: Sequence[FusedDense], gates: Sequence[nn.Module | None]) -> None:
         self.matrices, self.gates = matrices, gates
         self.handles = [matrix.handle for matrix in matrices]
 

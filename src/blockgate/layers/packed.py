@@ -11,7 +11,16 @@ from torch import Tensor, nn
 from blockgate.errors import BlockgateError, invalid
 from blockgate.grid import BlockGrid
 from blockgate.layers.conv1d import stores_transposed
-from blockgate.layers.fused import FusedDense, FusedLinear, PackedWeight, Renewed, fused_op_serves, pack_weight, usable
+from blockgate.layers.fused import (
+    FusedDense,
+    FusedLinear,
+    PackedWeight,
+    Renewed,
+    for_inference,
+    fused_op_serves,
+    pack_weight,
+    usable,
+)
 from blockgate.layers.gated import BlockLinear, GatedLinear, autocast_dtype, check_rows
 from blockgate.ops.packed import PACKED_DTYPES, dense_packed_linear, packed_linear, unpack_blocks
 
@@ -153,9 +162,14 @@ class PackedLinear(nn.Module, BlockLinear):
         self.packed = PackedBlocks(weight, self.grid, check_packed_dtype(dtype))
         copied = None if bias is None else nn.Parameter(bias.detach().float().clone(), requires_grad=False)
         self.register_parameter("bias", copied)
+        self._fused: Renewed[FusedDense] = Renewed()
 
     def forward(self, x: Tensor) -> Tensor:
         """y (..., out_features) for x (..., in_features), in the type of x; computed in float32."""
+        if for_inference(x) and (fused := self._follow_weights(None)):
+            fast = fused(x)
+            if fast is not None:
+                return fast
         self._check_input(x)
         rows = x.reshape(-1, self.in_features).float()
         y = dense_packed_linear(
@@ -163,13 +177,29 @@ class PackedLinear(nn.Module, BlockLinear):
         )
         return self._as_output(y, x)
 
-    def prepare(self) -> FusedDense | FusedLinear | None:
+    def repack(self) -> None:
+        """Forgets what is prepared for native calls; needed only after writing weights through `.data`."""
+        self._fused.drop()
+
+    def _follow_weights(self, gate: nn.Module | None) -> FusedDense | None:
+        """The layer prepared for native calls, anew when anything of it has changed; None if they can't serve."""
+        packed = self._modules["packed"]
+        if packed is None:
+            return None
+        sources = [packed._buffers["blocks"], packed._buffers["scale"], self._parameters["bias"]]
+        if gate is None:
+            return self._fused.get(sources, (), self.prepare)
+        options = (id(gate), gate.key_offset, gate.key_size, gate.groups, gate.normalise)
+        return self._fused.get([*sources, *gate._parameters.values()], options, self.prepare)
+
+    def prepare(self) -> FusedDense | None:
         """The layer prepared for native calls; None if native code can't read it."""
         if not self.packed.blocks.is_cpu or not usable((self.bias,)):
             return None
         return FusedDense(PackedWeight(self.packed.blocks, self.packed.scale), self.bias, self.grid)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self.repack()
         return super()._apply(_moving_only(fn), recurse)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
@@ -220,7 +250,6 @@ class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
     def __init__(self, linear: DynamicSparseLinear | GatedMatrix, dtype: torch.dtype) -> None:
         super().__init__(linear, dtype, linear.grid)
         self.gate: Gate = copy.deepcopy(linear.gate).float().requires_grad_(False)
-        self._fused: Renewed[FusedLinear] = Renewed()
 
     def forward(self, x: Tensor) -> Tensor:
         """y (..., out_features) for x (..., in_features), in the type of x; computed in float32."""
@@ -252,26 +281,9 @@ class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
         """Packed layers are for inference: they stay in eval mode, whatever the model around them does."""
         return super().train(False)
 
-    def repack(self) -> None:
-        """Forgets the packed copy of the gate; needed only after writing its weights through `.data`."""
-        self._fused.drop()
-
-    def _follow_weights(self, gate: nn.Module | None) -> FusedLinear | None:
-        packed = self._modules["packed"]
-        if gate is None or packed is None:
-            return None
-        options = (id(gate), gate.key_offset, gate.key_size, gate.groups, gate.normalise)
-        buffers = packed._buffers
-        sources = (buffers["blocks"], buffers["scale"], self._parameters["bias"], *gate._parameters.values())
-        return self._fused.get(sources, options, self.prepare)
-
     def prepare(self) -> FusedLinear | None:
         """The layer prepared for native calls; None if native code can't read it."""
         if not self.packed.blocks.is_cpu or not usable((self.bias, *self.gate.parameters())):
             return None
         packed = PackedWeight(self.packed.blocks, self.packed.scale)
         return FusedLinear(packed, self.bias, cast("TopKGate", self.gate), self.grid)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self.repack()
-        return super()._apply(fn, recurse)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
-from blockgate.layers.fused import FusedDense, FusedLinear, FusedLSTM, Renewed, for_inference, is_plain
+from blockgate.layers.fused import FusedDense, FusedLSTM, Renewed, for_inference, is_plain
 from blockgate.layers.packed import Matrix, PackedDynamicSparseLinear, PackedLinear
 from blockgate.layers.recurrent import LSTMInterface, LSTMState, Segments, recur, run_layers, step_by_step
 
@@ -58,6 +59,18 @@ class PackedLSTM(LSTMInterface):
         """The sizes, for print(model)."""
         return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, batch_first={self.batch_first}"
 
+    def forward(
+        self, x: Tensor | PackedSequence, hx: LSTMState | None = None
+    ) -> tuple[Tensor | PackedSequence, LSTMState]:
+        """Output for every step, and the state after the last one, in nn.LSTM's shapes."""
+        if type(x) is Tensor and x.dim() == 3 and not self.batch_first:
+            # One token at a time, every call counts: the fused op takes this layout as it is.
+            self._check_sequence(x)
+            state = self._initial(hx, x.shape[1], x)
+            if fused := self._follow_weights(x, state):
+                return fused(x, state)
+        return super().forward(x, hx)
+
     def _run(self, rows: Tensor, segments: Segments, state: LSTMState) -> tuple[Tensor, LSTMState]:
         if fused := self._follow_weights(rows, state):
             return recur(rows, segments, state, fused)
@@ -94,7 +107,7 @@ class PackedLSTM(LSTMInterface):
         if any(matrix is None for matrix in matrices):
             return None
         gates = [matrix._modules.get("gate") for matrix in self._matrices()]
-        return FusedLSTM(cast("list[FusedLinear | FusedDense]", matrices), gates)
+        return FusedLSTM(cast("list[FusedDense]", matrices), gates)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._prepared.drop()

@@ -126,16 +126,14 @@ def no_state(shape: Sequence[int], like: Tensor) -> LSTMState:
 
 def check_state(hx: LSTMState, shape: Sequence[int]) -> LSTMState:
     """Returns h and c if both have this shape."""
-    shapes = [tuple(s.shape) for s in hx] if isinstance(hx, (tuple, list)) else type(hx).__name__
-    if shapes != [tuple(shape)] * 2:
-        raise invalid(
-            "hx",
-            expected=f"(h, c), each of shape {tuple(shape)}",
-            got=shapes,
-            remedy="Pass on what the last call returned.",
-        )
-    h, c = hx
-    return h, c
+    if isinstance(hx, (tuple, list)) and len(hx) == 2 and hx[0].shape == shape and hx[1].shape == shape:
+        return hx[0], hx[1]
+    raise invalid(
+        "hx",
+        expected=f"(h, c), each of shape {tuple(shape)}",
+        got=[tuple(s.shape) for s in hx] if isinstance(hx, (tuple, list)) else type(hx).__name__,
+        remedy="Pass on what the last call returned.",
+    )
 
 
 def step_by_step(sums: Tensor, state: LSTMState, product: Callable[[Tensor], Tensor]) -> tuple[Tensor, LSTMState]:

@@ -111,7 +111,8 @@ def _products(model: nn.Module, densities: Mapping[str, float]) -> Iterator[tupl
             gate = sum(w.numel() for w in (module.weight, module.hidden_weight) if w is not None)
             yield name, size, size * densities.get(gate_label(name), module.target_density), gate
         elif isinstance(module, AdaptiveSoftmax):
-            size = module.weight.numel() + module.group_weight.numel()
+            # Its decoder is counted as any linear layer.
+            size = module.group_weight.numel()
             yield name, size, size, 0
         elif isinstance(module, (nn.Linear, nn.LSTM)):
             for weight in _matrices(module):

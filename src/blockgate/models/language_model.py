@@ -138,16 +138,21 @@ class LanguageModel(nn.Module):
             raise invalid(
                 "words", expected="numbers of shape (time, batch)", got=tuple(words.shape), remedy="Use words[:, None]."
             )
-        x = self.input_dropout(self.embedding(words))
+        x = _drop(self.input_dropout, self.embedding(words))
         states = []
         for number, layer in enumerate(self.layers):
             if number:
-                x = self.dropout(x)
+                x = _drop(self.dropout, x)
             x, state = layer(x, None if carried is None else carried[number])
             states.append(state)
-        dropped = self.output_dropout(x)
+        dropped = _drop(self.output_dropout, x)
         features = dropped if self.projection is None else self.projection(dropped)
         return features, tuple(states), (x, dropped)
+
+
+def _drop(dropout: nn.Module, x: Tensor) -> Tensor:
+    # One token at a time, a call that does nothing costs as much as a small layer.
+    return dropout(x) if dropout.training else x
 
 
 def detach(carried: Any) -> Any:

@@ -21,6 +21,17 @@ def at_least_float32(scores: Tensor) -> Tensor:
     return scores if scores.dtype == torch.float64 else scores.float()
 
 
+def _decoder(features: int, words: int, weight: Tensor | None) -> nn.Linear:
+    """One score per word, by a weight (words, features) that may belong to an embedding."""
+    # On "meta" it draws no random numbers: its weights are made here.
+    decoder = nn.Linear(features, words, device="meta")
+    if weight is None:
+        weight = nn.Parameter(torch.empty(words, features).uniform_(-0.1, 0.1))
+    decoder.weight = cast("nn.Parameter", weight)
+    decoder.bias = nn.Parameter(torch.zeros(words))
+    return decoder
+
+
 class FullSoftmax(nn.Module):
     """One score per word.
 
@@ -32,13 +43,7 @@ class FullSoftmax(nn.Module):
 
     def __init__(self, features: int, words: int, weight: Tensor | None = None) -> None:
         super().__init__()
-        self.decoder = nn.Linear(features, words, device=None if weight is None else "meta")
-        if weight is None:
-            nn.init.uniform_(self.decoder.weight, -0.1, 0.1)
-        else:
-            self.decoder.weight = cast("nn.Parameter", weight)
-            self.decoder.bias = nn.Parameter(torch.empty(words))
-        nn.init.zeros_(self.decoder.bias)
+        self.decoder = _decoder(features, words, weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Log-probabilities (N, words) for x (N, features)."""
@@ -73,42 +78,38 @@ class AdaptiveSoftmax(nn.Module):
                 remedy="Try a fifth of the vocabulary, or no cutoffs for the full softmax.",
             )
         self.bounds = bounds
-        if weight is None:
-            weight = nn.Parameter(torch.empty(words, features).uniform_(-0.1, 0.1))
-        self.weight = weight
-        self.bias = nn.Parameter(torch.zeros(words))
+        self.decoder = _decoder(features, words, weight)
         scale = 1 / math.sqrt(features)
         self.group_weight = nn.Parameter(torch.empty(len(cutoffs), features).uniform_(-scale, scale))
         self.group_bias = nn.Parameter(torch.zeros(len(cutoffs)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Log-probabilities (N, words) for x (N, features)."""
-        first = self.bounds[0]
-        head = F.log_softmax(self._head(x), dim=-1)
-        tails = [
-            head[:, first + group, None] + F.log_softmax(self._tail(x, group), dim=-1)
-            for group in range(len(self.bounds) - 1)
-        ]
-        return torch.cat([head[:, :first], *tails], dim=-1)
+        scores = at_least_float32(self.decoder(x))
+        frequent, *rare = scores.split([end - begin for begin, end in itertools.pairwise([0, *self.bounds])], dim=-1)
+        head = F.log_softmax(torch.cat([frequent, self._group_scores(x)], dim=-1), dim=-1)
+        frequent, *groups = head.split([self.bounds[0], *[1] * len(rare)], dim=-1)
+        tails = [group + F.log_softmax(tail, dim=-1) for group, tail in zip(groups, rare, strict=True)]
+        return torch.cat([frequent, *tails], dim=-1)
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Negative log-probability (N,) of each target (N,)."""
+        if type(self.decoder) is not nn.Linear:
+            # A packed weight, or a gated one, can't be cut into groups.
+            return -self.forward(x).gather(-1, targets[:, None]).squeeze(-1)
         first = self.bounds[0]
         groups = torch.bucketize(targets, torch.tensor(self.bounds[:-1], device=targets.device), right=True)
-        losses = F.cross_entropy(self._head(x), torch.where(groups == 0, targets, first + groups - 1), reduction="none")
-        for group in range(len(self.bounds) - 1):
-            rows = (groups == group + 1).nonzero().squeeze(1)
-            inside = F.cross_entropy(self._tail(x[rows], group), targets[rows] - self.bounds[group], reduction="none")
+        head = torch.cat([self._scores(x, 0, first), self._group_scores(x)], dim=-1)
+        losses = F.cross_entropy(head, torch.where(groups == 0, targets, first + groups - 1), reduction="none")
+        for group, (begin, end) in enumerate(itertools.pairwise(self.bounds), start=1):
+            rows = (groups == group).nonzero().squeeze(1)
+            inside = F.cross_entropy(self._scores(x[rows], begin, end), targets[rows] - begin, reduction="none")
             losses = losses.index_add(0, rows, inside)
         return losses
 
-    def _head(self, x: Tensor) -> Tensor:
-        """Scores of the frequent words and of the groups."""
-        first = self.bounds[0]
-        frequent = F.linear(x, self.weight[:first], self.bias[:first])
-        return at_least_float32(torch.cat([frequent, F.linear(x, self.group_weight, self.group_bias)], dim=-1))
+    def _group_scores(self, x: Tensor) -> Tensor:
+        return at_least_float32(F.linear(x, self.group_weight, self.group_bias))
 
-    def _tail(self, x: Tensor, group: int) -> Tensor:
-        """Scores of the words of a group."""
-        words = slice(self.bounds[group], self.bounds[group + 1])
-        return at_least_float32(F.linear(x, self.weight[words], self.bias[words]))
+    def _scores(self, x: Tensor, begin: int, end: int) -> Tensor:
+        """Scores of some of the words."""
+        return at_least_float32(F.linear(x, self.decoder.weight[begin:end], self.decoder.bias[begin:end]))

@@ -18,6 +18,7 @@ LOOKS = {
     "dense": ("#000000", "o"),
     "dynamic": ("#56B4E9", "v"),
     "dynamic-best": ("#0072B2", "D"),
+    "dynamic-slow": ("#D55E00", "d"),
     "agp": ("#E69F00", "s"),
     "block-agp": ("#CC79A7", "P"),
     "static": ("#009E73", "X"),

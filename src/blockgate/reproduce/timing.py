@@ -67,7 +67,7 @@ def time_models(models: dict[Arm, Trained], *, threads: int, seconds: float) -> 
 
 
 def _engines(arm: Arm, model: nn.Module) -> dict[str, nn.Module]:
-    """The model as torch runs it, packed to each type, and as CSR where single weights are pruned."""
+    """The model as torch runs it, packed to each type, and where single weights are pruned as CSR, all else packed."""
     made: dict[str, nn.Module] = {"torch": model}
     for name, dtype in PACKED.items():
         if arm.kind in {"static", "block-agp"}:
@@ -76,5 +76,5 @@ def _engines(arm: Arm, model: nn.Module) -> dict[str, nn.Module]:
         else:
             made[name] = pack(model, dtype)
     if arm.kind == "agp":
-        made["CSR"] = to_sparse_inference(model)
+        made["CSR"] = pack(to_sparse_inference(model))
     return made
