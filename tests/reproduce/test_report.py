@@ -92,6 +92,15 @@ def test_results_of_different_recipes_are_not_mixed():
         table("", [DENSE, GATED], RESULTS | {GATED.name: [other]}, "laptop")
 
 
+def test_gates_may_learn_at_a_rate_of_their_own():
+    slow = Arm("ptb-lstm", "dynamic-slow", 50)
+    own = result(1, 110.0, 99.0, macs=1450, layers=450, dense_layers=2000)
+    own["run"]["optimizer"] = {"gate_lr": 0.001}
+    dense = result(1, 110.0, 99.0, macs=1450, layers=450, dense_layers=2000)
+    dense["run"]["optimizer"] = {"gate_lr": None}
+    assert len(rows_of(table("", [DENSE, slow], {DENSE.name: [dense], slow.name: [own]}, "laptop"))) == 2
+
+
 def test_pruned_parameters_are_not_counted():
     agp = Arm("ptb-lstm", "agp", 90)
     pruned = [result(1, 1.0, 1.0, macs=1200, layers=200, dense_layers=2000, zeros=1800)]
