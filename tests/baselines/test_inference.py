@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from blockgate import QRNN, weight_drop_
+from blockgate import QRNN, pack, weight_drop_
 from blockgate.baselines import (
     MagnitudePruner,
     StaticBlockLinear,
@@ -119,6 +119,16 @@ def test_layers_trained_with_dropped_weights_are_replaced_too():
     fast = to_sparse_inference(model)
     assert isinstance(fast, SparseLSTM)
     assert_same(fast, model, torch.randn(5, 3, 24))
+
+
+def test_what_is_not_pruned_can_be_packed():
+    model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 10)).eval()
+    with torch.no_grad():
+        model[0].weight[torch.rand(30, 20) < 0.5] = 0
+        fast = pack(to_sparse_inference(model))
+        assert [type(layer).__name__ for layer in fast] == ["SparseLinear", "Tanh", "PackedLinear"]
+        assert not fast[0].training
+        assert_close(fast(torch.eye(20)), model(torch.eye(20)))
 
 
 def test_models_without_zeros_are_refused():

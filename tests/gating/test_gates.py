@@ -161,6 +161,20 @@ def test_near_dense_start_is_close_to_one(kind):
         assert (gate.dense(torch.randn(50, 12)) - 1).square().mean().sqrt() < 0.05
 
 
+@pytest.mark.parametrize(("columns", "select"), [(1, "global"), (3, "global"), (4, "per_row"), (9, "per_row")])
+def test_rows_of_few_blocks_choose_among_all(columns, select):
+    grid = BlockGrid(8 * 16, columns * 16, 16)
+    gate = make_gate("topk", grid, sparsity=0.75)
+    assert gate.select == select
+    assert abs(gate.target_density - 0.25) <= 0.05
+    assert make_gate("topk", grid, sparsity=0.75, select="per_row").select == "per_row"
+
+
+def test_the_paper_s_rule_may_be_said_twice():
+    gate = make_gate("eq1", GRID, sparsity=0.5, normalise="mean", select="global")
+    assert (gate.normalise, gate.select) == ("mean", "global")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -122,7 +122,7 @@ def test_open_gates_follow_the_sparsity(sparsity):
 
 
 def test_eq1_is_one_word_for_the_gate_of_the_paper():
-    made = [bg.DynamicSparseLinear(32, 32, gate=gate).gate for gate in ("topk", "eq1")]
+    made = [bg.DynamicSparseLinear(32, 32, block_size=8, gate=gate).gate for gate in ("topk", "eq1")]
     assert [(gate.kind, gate.normalise, gate.select) for gate in made] == [
         ("topk", "rms", "per_row"),
         ("topk", "mean", "global"),

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils import prune
 
 import blockgate as bg
 from blockgate.layers import PackedDynamicSparseLinear, PackedLinear
@@ -101,6 +105,26 @@ def test_a_packed_linear_layer_prepared_for_native_calls_computes_the_same_and_i
                 torch.testing.assert_close(got, want[:, : got.shape[1]], rtol=0, atol=0)
         with raises_blockgate("150"):
             packed(x[..., 1:])
+
+
+def test_traces_hold_no_number_of_a_prepared_layer():
+    packed, other = bg.pack(nn.Linear(32, 16)), bg.pack(nn.Linear(32, 16))
+    x = torch.randn(2, 32)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls tracing old
+        packed(x), other(x)
+        traced = torch.jit.trace(packed, x)
+        assert "prepared" not in str(traced.inlined_graph)
+        assert_close(traced(x), packed(x))
+        graph = make_fx(packed)(x)
+        assert "prepared" not in graph.code
+
+
+def test_pruned_biases_are_read():
+    packed = prune.random_unstructured(bg.pack(nn.Linear(32, 16)), "bias", 0.5)
+    x = torch.randn(2, 32)
+    with torch.no_grad():
+        assert_close(packed(x), x @ packed.packed.weight().t() + packed.bias)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -21,7 +21,7 @@ ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 0.01, torch.int8: 0.02}
 def make(kind, layers=2):
     if kind == "dense":
         return nn.LSTM(40, 48, layers).eval()
-    return bg.DynamicSparseLSTM(40, 48, layers, block_size=16, key_size=20, sparsity=0.5).eval()
+    return bg.DynamicSparseLSTM(40, 48, layers, block_size=16, key_size=20, sparsity=0.5, select="per_row").eval()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

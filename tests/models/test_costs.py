@@ -43,7 +43,7 @@ def test_a_gated_lstm():
 
 
 def test_rounding_to_whole_blocks_counts():
-    config = replace(LSTM, matrices="dynamic", gate=replace(GATE, sparsity=0.9, kind="topk"))
+    config = replace(LSTM, matrices="dynamic", gate=replace(GATE, sparsity=0.9, kind="topk", select="per_row"))
     # One block in every row of 2 or 4.
     assert count_costs(LanguageModel(config, 50)).matrix_macs == 64 * 4 * 4 + LSTM_MATRICES // 16 * 4
 

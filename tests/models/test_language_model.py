@@ -120,6 +120,13 @@ def test_packed_adaptive_softmax_keeps_its_answers_and_its_loss(dtype):
         torch.testing.assert_close(packed.loss(x, targets), softmax.loss(x, targets), rtol=0, atol=rounding)
 
 
+def test_hooks_on_the_decoder_count_in_the_loss_too():
+    softmax = AdaptiveSoftmax(8, WORDS, (10, 30))
+    x, targets = torch.randn(40, 8), torch.randint(0, WORDS, (40,))
+    softmax.decoder.register_forward_hook(lambda _, __, scores: 2 * scores)
+    assert_close(softmax.loss(x, targets), -softmax(x).gather(-1, targets[:, None]).squeeze(-1))
+
+
 def test_full_softmax_has_a_bias_and_takes_any_weight():
     weight = nn.Parameter(torch.randn(WORDS, 8))
     softmax = FullSoftmax(8, WORDS, weight)

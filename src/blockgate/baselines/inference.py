@@ -133,6 +133,12 @@ class SparseLinear(nn.Module):
             y = torch.addmm(self.bias[:, None], self.weight, rows.T).T
         return y.reshape(*x.shape[:-1], self.out_features)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> SparseLinear:
+        # torch refuses to copy CSR tensors.
+        made = SparseLinear(self.weight.to_dense(), self.bias.clone()).train(self.training)
+        memo[id(self)] = made
+        return made
+
 
 class SparseLSTM(LSTMInterface):
     """nn.LSTM with all its matrices in torch's CSR format. For inference on the CPU.

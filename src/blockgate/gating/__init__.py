@@ -15,10 +15,12 @@ from blockgate.grid import BlockGrid
 
 __all__ = ["GATE_KINDS", "Gate", "SigmoidGate", "SoftmaxSumGate", "TopKGate", "make_gate"]
 
+EQ1: dict[str, Any] = {"normalise": "mean", "select": "global"}
+
 GATE_KINDS: dict[str, Callable[..., Gate]] = {
     TopKGate.kind: TopKGate,
     # The paper's gate as printed; not a kind of its own, but one word for two options.
-    "eq1": partial(TopKGate, normalise="mean", select="global"),
+    "eq1": partial(TopKGate, **EQ1),
     SoftmaxSumGate.kind: SoftmaxSumGate,
     SigmoidGate.kind: SigmoidGate,
 }
@@ -31,11 +33,12 @@ def make_gate(
     if not isinstance(kind, str) or kind not in GATE_KINDS:
         raise invalid("gate", expected=f"one of {tuple(GATE_KINDS)}", got=kind, remedy="The paper's gate is 'eq1'.")
     given = {name: value for name, value in (("normalise", normalise), ("select", select)) if value is not None}
-    if given and kind != TopKGate.kind:
+    said_twice = kind == "eq1" and given.items() <= EQ1.items()
+    if given and kind != TopKGate.kind and not said_twice:
         raise invalid(
             "normalise and select",
             expected=f"neither with gate={kind!r}",
             got=given,
-            remedy="Only gate='topk' has these options.",
+            remedy="Only gate='topk' has these options; leave both unset, or None.",
         )
     return GATE_KINDS[kind](grid, **given, **options)

@@ -15,6 +15,10 @@ __all__ = ["SELECT", "TopKGate"]
 
 SELECT = ("global", "per_row")
 
+# With fewer columns of blocks, rounding to whole blocks in every row would decide the sparsity: of two blocks in a row
+# one stays open, whatever is asked for.
+LEAST_COLUMNS = 4
+
 
 class TopKGate(Gate):
     """Opens the blocks with the k largest positive scores.
@@ -22,13 +26,16 @@ class TopKGate(Gate):
     Args:
         grid: the grid whose blocks it opens.
         normalise: "rms", "mean" (Eq. 1 of the paper) or "none": what becomes 1 over all gates, closed ones included.
-        select: "per_row": the same number in every row of blocks; "global": k of all blocks, as in the paper.
+        select: "per_row": the same number in every row of blocks; "global": k of all blocks, as in the paper. None:
+            per row, but among all where a row has fewer than 4 blocks.
         options: those of `Gate`.
     """
 
     kind = "topk"
 
-    def __init__(self, grid: BlockGrid, *, normalise: str = "rms", select: str = "per_row", **options: Any) -> None:
+    def __init__(self, grid: BlockGrid, *, normalise: str = "rms", select: str | None = None, **options: Any) -> None:
+        if select is None:
+            select = "per_row" if grid.in_blocks >= LEAST_COLUMNS else "global"
         if normalise not in NORMALISE:
             raise invalid("normalise", expected=f"one of {NORMALISE}", got=normalise, remedy="The paper uses 'mean'.")
         if select not in SELECT:

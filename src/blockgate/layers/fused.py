@@ -224,6 +224,9 @@ def for_inference(x: Tensor) -> bool:
         and x.is_cpu
         and x.layout is torch.strided
         and not torch.compiler.is_compiling()
+        # A trace, or a mode that watches ops, would keep the number of a prepared layer, which means nothing later.
+        and not torch._C._is_tracing()
+        and not torch._C._len_torch_dispatch_stack()
         and not torch.is_autocast_enabled("cpu")
         and forward_ad._current_level < 0
         and native.unavailable_reason() is None

@@ -43,7 +43,8 @@ class DynamicSparseLinear(nn.Module, GatedLinear):
         gate_hidden: width of a hidden ReLU layer in the gate; None for none, as in the paper.
         gate: "topk", "eq1" (the paper's: topk with mean and global), "softmax_sum" or "sigmoid".
         normalise: of topk, what the gates are scaled to: "rms" 1 (if unset), "mean" 1, or "none".
-        select: of topk, "per_row" (if unset) opens as many in every row of blocks, "global" chooses among all.
+        select: of topk, "per_row" opens as many in every row of blocks, "global" chooses among all. If unset, per row
+            where a row has at least 4 blocks.
         backend: "auto", "reference", "cpu" or "triton"; a named one that can't run raises.
         device: of the parameters.
         dtype: of the parameters.

@@ -184,7 +184,7 @@ class PackedLinear(nn.Module, BlockLinear):
     def _follow_weights(self, gate: nn.Module | None) -> FusedDense | None:
         """The layer prepared for native calls, anew when anything of it has changed; None if they can't serve."""
         packed = self._modules["packed"]
-        if packed is None:
+        if packed is None or "bias" not in self._parameters:  # pruned or parametrized
             return None
         sources = [packed._buffers["blocks"], packed._buffers["scale"], self._parameters["bias"]]
         if gate is None:

@@ -31,7 +31,7 @@ class GateConfig:
     normalise: Literal["mean", "rms", "none"] | None = None
     """What topk gates are scaled to, rms if unset; the paper's is the mean."""
     select: Literal["global", "per_row"] | None = None
-    """Choose as many in every row of blocks, as topk does if unset, or among all blocks."""
+    """Choose as many in every row of blocks, as topk does if unset and rows have at least 4, or among all blocks."""
     kind: Literal["topk", "eq1", "softmax_sum", "sigmoid"] = "topk"
     """topk, eq1 (the paper's: topk with mean and global), or an alternative; these take neither of the two above."""
     near_dense: bool = False

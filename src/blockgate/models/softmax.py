@@ -94,8 +94,8 @@ class AdaptiveSoftmax(nn.Module):
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Negative log-probability (N,) of each target (N,)."""
-        if type(self.decoder) is not nn.Linear:
-            # A packed weight, or a gated one, can't be cut into groups.
+        if type(self.decoder) is not nn.Linear or self.decoder._forward_pre_hooks or self.decoder._forward_hooks:
+            # Only a plain weight can be cut into groups: not a packed or a gated one, nor one that hooks change.
             return -self.forward(x).gather(-1, targets[:, None]).squeeze(-1)
         first = self.bounds[0]
         groups = torch.bucketize(targets, torch.tensor(self.bounds[:-1], device=targets.device), right=True)
