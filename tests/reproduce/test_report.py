@@ -35,9 +35,9 @@ RESULTS = {
 
 
 def rows_of(text, first="| ptb-lstm"):
-    return [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith(first)
-    ]
+    """Of the first table."""
+    lines = text.split("\n## ")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith(first)]
 
 
 def test_rows():
@@ -75,6 +75,21 @@ def test_scores_by_sparsity():
     ]
     assert "| task | model | dense | 50% | 90% |" in text
     assert "by sparsity" not in table("Table 2", [DENSE, GATED], RESULTS, "laptop")
+
+
+def test_differences_are_taken_between_runs_of_the_same_seed():
+    dense = [result(seed, 1.0, score, macs=1, layers=1, dense_layers=1) for seed, score in ((1, 90.0), (2, 95.0))]
+    gated = [result(s, 1.0, t, macs=1, layers=1, dense_layers=2) for s, t in ((1, 91.0), (2, 95.5), (3, 500.0))]
+    results = {DENSE.name: dense, GATED.name: gated}
+    section = table("", [DENSE, GATED, SMALL], results, "laptop").split("## Against the dense model, seed by seed")[1]
+    assert rows_of(section) == [
+        ["ptb-lstm", "dynamic, Eq. 1", "90%", "100.0%", "-", "2", "+0.75 (+0.50 to +1.00)"],
+    ]
+    assert "Against" not in table("", [DENSE, SMALL], {DENSE.name: dense}, "laptop")
+    plain, ramp = Arm("ptb-lstm", "plain", 75), Arm("ptb-lstm", "ramp", 75)
+    results = {plain.name: dense, ramp.name: gated[:1]}
+    section = table("", [DENSE, plain, ramp], results, "laptop").split("## Against the plain model, seed by seed")[1]
+    assert [row[-2:] for row in rows_of(section)] == [["1", "+1.00"]]
 
 
 def test_small_dense_layers_are_compared_with_the_dense_ones():

@@ -69,6 +69,7 @@ def table(title: str, arms: Sequence[Arm], results: Results, scale: str, times: 
     parts = [f"# {title}, {scale} scale\n", markdown_table(head, rows), NOTES + _about(scale, done)]
     if len({arm.percent for arm in arms}) > 2:
         parts.append(_by_sparsity(arms, results, metric))
+    parts.append(_against_reference(arms, results, dense, metric))
     if times is not None:
         points = list(points_of(arms, results, times, metric))
         parts += [_time_table(arms, times), quality_section(points, metric, METRICS[metric][0])]
@@ -131,6 +132,35 @@ def _by_sparsity(arms: Sequence[Arm], results: Results, metric: str) -> str:
     rows = [[*names, *(row.get(percent, "") for percent in percents)] for names, row in cells.items()]
     head = ["task", "model", *("dense" if percent == 0 else f"{percent}%" for percent in percents)]
     return f"## Test {metric} by sparsity\n\n" + markdown_table(head, rows)
+
+
+def _against_reference(arms: Sequence[Arm], results: Results, dense: dict[str, Any], metric: str) -> str:
+    """What each model is better or worse by than the plain gated one of an ablation, or than the dense one.
+
+    Runs of the same seed see the same batches and start alike, so that their difference says more than two means do.
+    """
+    plain = any(arm.kind == "plain" and results.get(arm.name) for arm in arms)
+    kind = "plain" if plain else "dense"
+    scores = {arm.name: {r["seed"]: r["test"][metric] for r in results.get(arm.name, [])} for arm in arms}
+    references = {arm.task: scores[arm.name] for arm in arms if arm.kind == kind}
+    rows = []
+    for arm in arms:
+        reference = references.get(arm.task, {})
+        changes = [score - reference[seed] for seed, score in scores[arm.name].items() if seed in reference]
+        if changes and arm.kind != kind:
+            row = _row(arm, results[arm.name], dense.get(arm.task), metric)
+            rows.append([*row[:3], row[7], row[4], str(len(changes)), _signed(changes, METRICS[metric][0])])
+    if not rows:
+        return ""
+    head = ["task", "model", "sparsity", "layers", "input-dependent", "seeds", f"test {metric}"]
+    return f"## Against the {kind} model, seed by seed\n\n" + markdown_table(head, rows)
+
+
+def _signed(changes: list[float], form: str) -> str:
+    """The mean change with its sign, and the least and the largest one where there are several."""
+    signed = form.replace(":", ":+")
+    mean = signed.format(statistics.mean(changes))
+    return mean if len(changes) == 1 else f"{mean} ({signed.format(min(changes))} to {signed.format(max(changes))})"
 
 
 def _density(result: dict[str, Any]) -> float:
