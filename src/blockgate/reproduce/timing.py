@@ -30,7 +30,7 @@ INPUTS = 64
 def time_models(models: dict[Arm, Trained], *, threads: int, seconds: float) -> dict[str, Any]:
     """Seconds per token (or image) at batch 1, by arm and engine, of the whole model and of its layers alone.
 
-    Packed models are also evaluated on the test data: rounding has its price.
+    Models with rounded weights are also evaluated on the test data.
 
     Args:
         models: the trained models.
@@ -46,7 +46,7 @@ def time_models(models: dict[Arm, Trained], *, threads: int, seconds: float) -> 
             task = make_task(trained.run, vocabulary=trained.vocabulary)
             inputs = task.single_inputs("test", INPUTS)
             for engine, model in _engines(arm, trained.model).items():
-                if engine in PACKED:
+                if engine in {"bfloat16", "int8"}:
                     sums = task.evaluate(model, "test", torch.device("cpu"))
                     quality.setdefault(arm.name, {})[engine] = task.metrics(sums)[task.score]
                 require_same(
