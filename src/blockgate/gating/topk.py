@@ -11,13 +11,18 @@ from blockgate.gating.base import Gate
 from blockgate.grid import BlockGrid, open_blocks
 from blockgate.ops import NORMALISE, topk_gates
 
-__all__ = ["SELECT", "TopKGate"]
+__all__ = ["SELECT", "TopKGate", "default_select"]
 
 SELECT = ("global", "per_row")
 
 # With fewer columns of blocks, rounding to whole blocks in every row would decide the sparsity: of two blocks in a row
 # one stays open, whatever is asked for.
 LEAST_COLUMNS = 4
+
+
+def default_select(grid: BlockGrid) -> str:
+    """How the blocks of a grid are chosen where nothing is said."""
+    return "per_row" if grid.in_blocks >= LEAST_COLUMNS else "global"
 
 
 class TopKGate(Gate):
@@ -34,8 +39,7 @@ class TopKGate(Gate):
     kind = "topk"
 
     def __init__(self, grid: BlockGrid, *, normalise: str = "rms", select: str | None = None, **options: Any) -> None:
-        if select is None:
-            select = "per_row" if grid.in_blocks >= LEAST_COLUMNS else "global"
+        select = default_select(grid) if select is None else select
         if normalise not in NORMALISE:
             raise invalid("normalise", expected=f"one of {NORMALISE}", got=normalise, remedy="The paper uses 'mean'.")
         if select not in SELECT:

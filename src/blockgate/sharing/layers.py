@@ -9,6 +9,7 @@ from torch import nn
 from blockgate.errors import BlockgateError, InvalidInputError, invalid
 from blockgate.gating import Gate, SoftmaxSumGate, TopKGate
 from blockgate.gating.base import DEFAULT_KEY_SIZE
+from blockgate.gating.topk import default_select
 from blockgate.layers.candidates import find_candidates, refusal
 from blockgate.layers.replace import gated_forms
 
@@ -78,7 +79,8 @@ def _check_options(name: str, layer: nn.Module, entry: Mapping[str, Any]) -> Non
 def _options_of(layer: nn.Module) -> dict[str, Any]:
     """The options that make this layer of its dense form; which backend computes is left to where it runs."""
     gates = [module for module in layer.modules() if isinstance(module, Gate)]
-    options = [{**_own_options(gate), **key} for gate, key in zip(gates, _key_options(gates), strict=True)]
+    parts = zip(map(_own_options, gates), _key_options(gates), _select_options(gates), strict=True)
+    options = [{**own, **key, **select} for own, key, select in parts]
     if any(other != options[0] for other in options):
         raise invalid(
             type(layer).__name__,
@@ -97,8 +99,16 @@ def _own_options(gate: Gate) -> dict[str, Any]:
         "gate": gate.kind,
     }
     if isinstance(gate, TopKGate):
-        options |= {"normalise": gate.normalise, "select": gate.select}
+        options["normalise"] = gate.normalise
     return options
+
+
+def _select_options(gates: list[Gate]) -> list[dict[str, str]]:
+    """The option `select` of each gate: left out where every grid of the layer has its own default."""
+    chosen = [(gate.select, default_select(gate.grid)) for gate in gates if isinstance(gate, TopKGate)]
+    if len({select for select, _ in chosen}) > 1 and all(select == default for select, default in chosen):
+        return [{}] * len(gates)
+    return [{"select": gate.select} if isinstance(gate, TopKGate) else {} for gate in gates]
 
 
 def _key_options(gates: list[Gate]) -> list[dict[str, int | None]]:
