@@ -85,16 +85,11 @@ def changes(run, base):
 def test_arms_share_recipe_head_and_number_of_updates(scale):
     base = shipped_configs()[f"ptb-lstm-{scale}"]
     dense = run_of(Arm("ptb-lstm", "dense"), base, 10000)
+    gated = {"model.matrices", "model.gate.sparsity", "model.gate.normalise", "model.gate.select"}
     allowed = {
-        "dynamic": {"model.matrices", "model.gate.sparsity", "model.gate.normalise", "model.gate.select"},
-        "dynamic-best": {"model.matrices", "model.gate.sparsity", "model.gate.normalise", "model.gate.select"},
-        "dynamic-slow": {
-            "model.matrices",
-            "model.gate.sparsity",
-            "model.gate.normalise",
-            "model.gate.select",
-            "optimizer.gate_lr",
-        },
+        "dynamic": gated,
+        "dynamic-best": gated,
+        "dynamic-slow": gated | {"optimizer.gate_lr"},
         "agp": {"pruning.sparsity", "pruning.begin", "pruning.end", "pruning.every"},
         "block-agp": {f"pruning.{name}" for name in ("sparsity", "begin", "end", "every", "block_size")},
         "static": {"model.matrices", "model.gate.sparsity"},

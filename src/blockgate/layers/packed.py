@@ -166,7 +166,7 @@ class PackedLinear(nn.Module, BlockLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """y (..., out_features) for x (..., in_features), in the type of x; computed in float32."""
-        if for_inference(x) and (fused := self._follow_weights(None)):
+        if for_inference(x) and (fused := self._follow_weights()):
             fast = fused(x)
             if fast is not None:
                 return fast
@@ -181,9 +181,9 @@ class PackedLinear(nn.Module, BlockLinear):
         """Forgets what is prepared for native calls; needed only after writing weights through `.data`."""
         self._fused.drop()
 
-    def _follow_weights(self, gate: nn.Module | None) -> FusedDense | None:
+    def _follow_weights(self) -> FusedDense | None:
         """The layer prepared for native calls, anew when anything of it has changed; None if they can't serve."""
-        packed = self._modules["packed"]
+        packed, gate = self._modules["packed"], self._modules.get("gate")
         if packed is None or "bias" not in self._parameters:  # pruned or parametrized
             return None
         sources = [packed._buffers["blocks"], packed._buffers["scale"], self._parameters["bias"]]
@@ -254,7 +254,7 @@ class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
     def forward(self, x: Tensor) -> Tensor:
         """y (..., out_features) for x (..., in_features), in the type of x; computed in float32."""
         gate = self._modules["gate"]
-        if fused_op_serves(x, self, gate) and (fused := self._follow_weights(gate)):
+        if fused_op_serves(x, self, gate) and (fused := self._follow_weights()):
             fast = fused(x, cast("TopKGate", gate)._open_blocks)
             if fast is not None:
                 return fast

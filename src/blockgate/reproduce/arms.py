@@ -34,8 +34,8 @@ DYNAMIC = {
     "dynamic-best": {"normalise": "rms", "select": "per_row"},
     "dynamic-slow": {"normalise": "rms", "select": "per_row"},
 }
-# Of the learning rate, for gates that learn slowly: more of them depend on the input then.
-SLOW = 0.3
+# What slow gates learn at, as a share of the learning rate: more of them depend on the input then.
+SLOW_GATE_RATE = 0.3
 
 # The paper prunes every 3 epochs between 1 and 25 of 55; other runs at the same shares of their epochs.
 AGP_BEGIN, AGP_END, AGP_EVERY, AGP_EPOCHS = 1, 25, 3, 55
@@ -172,7 +172,7 @@ def run_of(arm: Arm, base: Any, words: int = 0) -> Run:
     if arm.kind in DYNAMIC:
         made = replace(base, model=_dynamic(arm, base.model, arm.kind))
         if arm.kind == "dynamic-slow":
-            made = replace(made, optimizer=replace(made.optimizer, gate_lr=SLOW * made.optimizer.lr))
+            made = replace(made, optimizer=replace(made.optimizer, gate_lr=SLOW_GATE_RATE * made.optimizer.lr))
     elif arm.kind in ABLATIONS:
         gated = replace(base, model=replace(base.model, gate=replace(base.model.gate, sparsity=arm.sparsity)))
         made = ABLATIONS[arm.kind].change(gated)
