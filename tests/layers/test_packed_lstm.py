@@ -165,3 +165,16 @@ def test_an_input_with_gradient_is_a_clear_error():
     packed = bg.pack(make("gated"))
     with raises_blockgate("Packed models are for inference"):
         packed(torch.randn(3, 1, 40, requires_grad=True))
+
+
+@pytest.mark.parametrize("kind", ["dense", "gated"])
+@torch.no_grad()
+def test_wrong_inputs_and_states_are_clear_errors(kind):
+    packed = bg.pack(make(kind))
+    x, state = torch.randn(3, 2, 40), torch.zeros(2, 2, 48)
+    for wrong in (x[..., 1:], x[:0], x[0, 0]):
+        with raises_blockgate("input: expected shape (time, batch, 40)"):
+            packed(wrong)
+    for wrong in ((state, state[:1]), (state[:, :1], state[:, :1]), (state,), state):
+        with raises_blockgate("hx: expected (h, c), each of shape (2, 2, 48)"):
+            packed(x, wrong)
