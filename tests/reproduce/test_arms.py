@@ -25,6 +25,10 @@ LSTM_ARMS = [
     "static-50",
     *(f"small-{percent}" for percent in (50, 75, 90)),
 ]
+LSTM_ARMS_WITHOUT_DROPOUT = [
+    "dense-no-dropout",
+    *(f"{kind}-no-dropout-{percent}" for kind in ("dynamic-best", "agp", "small") for percent in (50, 75, 90)),
+]
 
 
 def names(experiment, scale="laptop"):
@@ -32,12 +36,19 @@ def names(experiment, scale="laptop"):
 
 
 def test_table2_is_complete():
-    assert names("table2") == [f"{task}-{arm}" for task in ("ptb-lstm", "wikitext-2-lstm") for arm in LSTM_ARMS]
+    tasks = ("ptb-lstm", "wikitext-2-lstm")
+    assert names("table2") == [f"{task}-{arm}" for task in tasks for arm in LSTM_ARMS + LSTM_ARMS_WITHOUT_DROPOUT]
+    assert names("table2", "paper") == [f"{task}-{arm}" for task in tasks for arm in LSTM_ARMS]
 
 
 def test_table1_is_complete():
     kinds = ("dynamic", "dynamic-best", "small")
-    assert names("table1") == ["ptb-qrnn-dense", *(f"ptb-qrnn-{k}-{p}" for k in kinds for p in (50, 80, 90))]
+    assert names("table1") == [
+        "ptb-qrnn-dense",
+        *(f"ptb-qrnn-{k}-{p}" for k in kinds for p in (50, 80, 90)),
+        "ptb-qrnn-dense-no-dropout",
+        *(f"ptb-qrnn-{k}-no-dropout-{p}" for k in kinds[1:] for p in (50, 80, 90)),
+    ]
     assert names("table1", "paper") == [
         "ptb-qrnn-dense",
         *(f"ptb-qrnn-{k}-{p}" for k in kinds for p in (50, 60, 80, 90)),
@@ -58,7 +69,7 @@ def test_every_number_of_the_paper_has_its_arm():
 
 
 def test_patterns_choose_and_unknown_names_are_refused():
-    assert [arm.name for arm in choose_arms("table2", "laptop", ["ptb-lstm-agp-*", "ptb-lstm-dense"])] == [
+    assert [arm.name for arm in choose_arms("table2", "paper", ["ptb-lstm-agp-*", "ptb-lstm-dense"])] == [
         "ptb-lstm-dense",
         "ptb-lstm-agp-50",
         "ptb-lstm-agp-75",
@@ -87,6 +98,7 @@ def test_arms_share_recipe_head_and_number_of_updates(scale):
     dense = run_of(Arm("ptb-lstm", "dense"), base, 10000)
     gated = {"model.matrices", "model.gate.sparsity", "model.gate.normalise", "model.gate.select"}
     allowed = {
+        "dense": set(),
         "dynamic": gated,
         "dynamic-best": gated,
         "dynamic-slow": gated | {"optimizer.gate_lr"},
@@ -99,7 +111,9 @@ def test_arms_share_recipe_head_and_number_of_updates(scale):
     for arm in arms_of("table2", scale):
         if arm.kind != "dense" and arm.task == "ptb-lstm":
             changed = changes(run_of(arm, base, 10000), dense)
-            assert changed <= allowed[arm.kind] | (ramp if arm.kind.startswith("dynamic") else set()), arm.name
+            dropout = {"model.dropout"} if arm.kind.endswith("-no-dropout") else set()
+            may = allowed[arm.family] | dropout | (ramp if arm.kind.startswith("dynamic") else set())
+            assert dropout <= changed <= may, arm.name
             assert changed
 
 
@@ -156,6 +170,7 @@ ABLATED = {
     "sigmoid": {"model.gate.kind", "model.gate.normalise", "model.gate.select", "model.gate.sparsity"},
     "weight-drop": {"model.weight_dropout"},
     "no-dropout": {"model.dropout"},
+    "output-dropout": {"model.dropout", "model.output_dropout"},
     "more-dropout": {"model.dropout"},
     "balance": {"balance"},
     "from-dense": {"start", "model.gate.near_dense"},

@@ -35,11 +35,11 @@ class Reproduce:
     """
 
     what: Annotated[
-        Literal["mnist", "table1", "table2", "figure1", "figure2", "ablations", "mnist-ablations"],
+        Literal["mnist", "table1", "table2", "wide", "figure1", "figure2", "ablations", "mnist-ablations"],
         tyro.conf.Positional,
     ]
-    """mnist, table1 (Quasi-RNN), table2 (LSTM), figure1 (gates by class), figure2 (gates that depend on the input),
-    ablations and mnist-ablations (what each option of the gates is worth)."""
+    """mnist, table1 (Quasi-RNN), table2 (LSTM), wide (an LSTM so wide that time is saved), figure1 (gates by class),
+    figure2 (gates that depend on the input), ablations and mnist-ablations (what each option of the gates is worth)."""
     scale: Literal["tiny", "laptop", "paper"] = "laptop"
     """Sizes of models and length of training."""
     seeds: int = 1

@@ -48,6 +48,10 @@ def _model(**options: Any) -> Callable[[Any], Any]:
     return lambda run: replace(run, model=replace(run.model, **options))
 
 
+def _output_dropout(run: Any) -> Any:
+    return _model(dropout=0.0, output_dropout=run.model.dropout)(run)
+
+
 def _other_kind(kind: str, **options: Any) -> Callable[[Any], Any]:
     """Other kinds of gates have neither normalise nor select."""
     return _gate(kind=kind, normalise=None, select=None, **options)
@@ -80,13 +84,11 @@ def _distil(run: Any) -> Any:
 DENSE_CHANGES = {
     "dense-slower": Ablation("dense, a third of the learning rate", _rate(1 / 3)),
     "dense-faster": Ablation("dense, twice the learning rate", _rate(2)),
-    "dense-no-dropout": Ablation("dense, no dropout", _model(dropout=0.0)),
     "dense-more-dropout": Ablation("dense, dropout of 0.2", _model(dropout=0.2)),
     "dense-no-projection": Ablation("dense, no projection before the output", _model(projection=False)),
 }
 # Magnitude pruning gets its own dropout too.
 PRUNED_CHANGES = {
-    "agp-no-dropout": Ablation("magnitude pruning (AGP), no dropout", _model(dropout=0.0)),
     "agp-more-dropout": Ablation("magnitude pruning (AGP), dropout of 0.2", _model(dropout=0.2)),
 }
 ABLATIONS = {
@@ -109,6 +111,7 @@ ABLATIONS = {
     "sigmoid": Ablation("sigmoid gates, all blocks open", _other_kind("sigmoid", sparsity=0.0)),
     "weight-drop": Ablation("weight drop of 0.2", _model(weight_dropout=0.2)),
     "no-dropout": Ablation("no dropout", _model(dropout=0.0)),
+    "output-dropout": Ablation("dropout of the output alone, where no gate reads it", _output_dropout),
     "more-dropout": Ablation("dropout of 0.2", _model(dropout=0.2)),
     "balance": Ablation("balance loss of 0.01", lambda run: replace(run, balance=0.01)),
     "from-dense": Ablation("start from the trained dense model (twice the updates in all)", _start_from_dense),

@@ -29,6 +29,9 @@ KINDS = {
     "static": "static blocks",
     "small": "small dense of equal MACs",
 } | {name: ablation.label for name, ablation in (ABLATIONS | DENSE_CHANGES | PRUNED_CHANGES).items()}
+# Dropout that serves one kind harms another, so each may go without: kinds with this at their end.
+NO_DROPOUT = "-no-dropout"
+KINDS |= {f"{kind}{NO_DROPOUT}": f"{KINDS[kind]}, no dropout" for kind in ("dense", "dynamic-best", "agp", "small")}
 DYNAMIC = {
     "dynamic": {"normalise": "mean", "select": "global"},
     "dynamic-best": {"normalise": "rms", "select": "per_row"},
@@ -61,6 +64,11 @@ class Arm:
         return "-".join([self.task, self.kind, *([] if self.percent is None else [str(self.percent)])])
 
     @property
+    def family(self) -> str:
+        """Its kind, with dropout or without."""
+        return self.kind.removesuffix(NO_DROPOUT)
+
+    @property
     def label(self) -> str:
         """What tables call it."""
         return KINDS[self.kind]
@@ -81,10 +89,11 @@ def _mnist(scale: str) -> list[Arm]:  # noqa: ARG001
 
 def _table1(scale: str) -> list[Arm]:
     percents = [50, 60, 80, 90] if scale == "paper" else [50, 80, 90]
-    return [Arm("ptb-qrnn", "dense"), *_compared("ptb-qrnn", percents, "dynamic", "dynamic-best", "small")]
+    arms = [Arm("ptb-qrnn", "dense"), *_compared("ptb-qrnn", percents, "dynamic", "dynamic-best", "small")]
+    return arms + _without_dropout("ptb-qrnn", scale, percents, "dynamic-best", "small")
 
 
-def _table2(scale: str) -> list[Arm]:  # noqa: ARG001
+def _table2(scale: str) -> list[Arm]:
     return [
         arm
         for task in ("ptb-lstm", "wikitext-2-lstm")
@@ -96,17 +105,30 @@ def _table2(scale: str) -> list[Arm]:  # noqa: ARG001
             Arm(task, "block-agp", 90),
             Arm(task, "static", 50),
             *_compared(task, [50, 75, 90], "small"),
+            *_without_dropout(task, scale, [50, 75, 90], "dynamic-best", "agp", "small"),
         )
     ]
+
+
+def _without_dropout(task: str, scale: str, percents: Sequence[int], *kinds: str) -> list[Arm]:
+    """At the paper's scale the dropouts are the paper's."""
+    if scale == "paper":
+        return []
+    return [Arm(task, f"dense{NO_DROPOUT}"), *_compared(task, percents, *(f"{kind}{NO_DROPOUT}" for kind in kinds))]
+
+
+def _wide(scale: str) -> list[Arm]:
+    # Layers so wide that there is time to save; those of the paper are.
+    task = "ptb-lstm" if scale == "paper" else "ptb-wide"
+    return [Arm(task, "dense"), *_compared(task, [50, 75, 90], "dynamic-best", "agp", "small")]
 
 
 def _ablations(scale: str) -> list[Arm]:
     # Many arms: where time is short, with a model and a training of their own.
     task = "ptb-lstm" if scale == "paper" else "ptb-ablation"
     return [
-        Arm(task, "dense"),
-        *(Arm(task, kind) for kind in DENSE_CHANGES),
-        *_compared(task, [75], "agp", *PRUNED_CHANGES, *ABLATIONS),
+        *(Arm(task, kind) for kind in ("dense", f"dense{NO_DROPOUT}", *DENSE_CHANGES)),
+        *_compared(task, [75], "agp", f"agp{NO_DROPOUT}", *PRUNED_CHANGES, *ABLATIONS),
     ]
 
 
@@ -120,13 +142,14 @@ def _figure1(scale: str) -> list[Arm]:
 
 
 def _figure2(scale: str) -> list[Arm]:
-    return [arm for arm in _table1(scale) + _table2(scale) if arm.kind in DYNAMIC]
+    return [arm for arm in _table1(scale) + _table2(scale) if arm.family in DYNAMIC]
 
 
 EXPERIMENTS = {
     "mnist": _mnist,
     "table1": _table1,
     "table2": _table2,
+    "wide": _wide,
     "figure1": _figure1,
     "figure2": _figure2,
     "ablations": _ablations,
@@ -168,6 +191,8 @@ def run_of(arm: Arm, base: Any, words: int = 0) -> Run:
         base: the run of its task and scale.
         words: size of the vocabulary; for small dense models, whose width depends on what the head costs.
     """
+    if arm.kind.endswith(NO_DROPOUT):
+        return run_of(replace(arm, kind=arm.family), replace(base, model=replace(base.model, dropout=0.0)), words)
     made: Run = replace(base, model=replace(base.model, matrices="dense"), ramp=RampConfig())
     if arm.kind in DYNAMIC:
         made = replace(base, model=_dynamic(arm, base.model, arm.kind))

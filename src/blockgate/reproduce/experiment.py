@@ -30,6 +30,7 @@ TITLES = {
     "mnist": "MNIST",
     "table1": "Table 1: Quasi-RNN",
     "table2": "Table 2: LSTM",
+    "wide": "Wider LSTM",
     "ablations": "Ablations",
     "mnist-ablations": "Ablations on MNIST",
 }

@@ -13,7 +13,7 @@ from blockgate.reproduce.timing import ENGINES, PACKED
 
 __all__ = ["Point", "draw_quality", "points_of", "quality_section"]
 
-# Colours that colour-blind readers can tell apart (Okabe and Ito), and marks for those who print in grey.
+# By family: colours that colour-blind readers can tell apart (Okabe and Ito), and marks for those who print in grey.
 LOOKS = {
     "dense": ("#000000", "o"),
     "dynamic": ("#56B4E9", "v"),
@@ -61,7 +61,7 @@ def quality_section(points: Sequence[Point], metric: str, form: str) -> str:
     best = [fastest(points, arm) for arm in arms]
     rows = []
     for ours in best:
-        if ours.arm.kind in DYNAMIC:
+        if ours.arm.family in DYNAMIC:
             rivals = [
                 min((p for p in best if _rival(p, ours, kind)), key=lambda p: p.score, default=None)
                 for kind in ("agp", "small", "dense")
@@ -84,7 +84,7 @@ def quality_section(points: Sequence[Point], metric: str, form: str) -> str:
 
 
 def _rival(point: Point, ours: Point, kind: str) -> bool:
-    return point.arm.kind == kind and point.arm.task == ours.arm.task and point.seconds <= ours.seconds
+    return point.arm.family == kind and point.arm.task == ours.arm.task and point.seconds <= ours.seconds
 
 
 def _described(point: Point, form: str) -> str:
@@ -99,14 +99,16 @@ def draw_quality(points: Sequence[Point], metric: str, file: Path) -> None:
     figure = Figure(figsize=(4.2 * len(PACKED), 4.0), layout="constrained")
     axes = figure.subplots(1, len(PACKED), sharey=True, squeeze=False)[0]
     for axis, engine in zip(axes, PACKED, strict=True):
-        for kind, (colour, mark) in LOOKS.items():
+        for kind in dict.fromkeys(point.arm.kind for point in points):
             shown = [_shown(points, arm, engine) for arm in dict.fromkeys(p.arm for p in points) if arm.kind == kind]
             found = [point for point in shown if point is not None]
             x, y = [point.seconds * 1e6 for point in found], [point.score for point in found]
             if found:
-                axis.plot(
-                    x, y, mark, linestyle=":", color=colour, label=found[0].arm.label if engine == "int8" else None
-                )
+                arm = found[0].arm
+                colour, mark = LOOKS[arm.family]
+                fill = "full" if arm.kind == arm.family else "none"
+                label = arm.label if engine == "int8" else None
+                axis.plot(x, y, mark, linestyle=":", color=colour, fillstyle=fill, label=label)
             for point in found:
                 if point.arm.percent is not None:
                     axis.annotate(

@@ -107,7 +107,7 @@ def _row(arm: Arm, results: list[dict[str, Any]], dense: dict[str, Any] | None, 
     costs = results[0]["costs"]
     # The dense layers of all arms are alike, but for those of small dense models.
     whole = dense["costs"]["matrix_macs_dense"] if dense else None
-    whole = costs["matrix_macs_dense"] if whole is None and arm.kind != "small" else whole
+    whole = costs["matrix_macs_dense"] if whole is None and arm.family != "small" else whole
     return [
         *start,
         to_percent(statistics.mean(_density(result) for result in results)),

@@ -75,6 +75,6 @@ def _engines(arm: Arm, model: nn.Module) -> dict[str, nn.Module]:
             made[name] = to_block_inference(model, dtype, block_size=block_size)  # type: ignore[arg-type]
         else:
             made[name] = pack(model, dtype)
-    if arm.kind == "agp":
+    if arm.family == "agp":
         made["CSR"] = pack(to_sparse_inference(model))
     return made
