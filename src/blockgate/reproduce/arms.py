@@ -120,7 +120,8 @@ def _without_dropout(task: str, scale: str, percents: Sequence[int], *kinds: str
 def _wide(scale: str) -> list[Arm]:
     # Layers so wide that there is time to save; those of the paper are.
     task = "ptb-lstm" if scale == "paper" else "ptb-wide"
-    return [Arm(task, "dense"), *_compared(task, [50, 75, 90], "dynamic-best", "agp", "small")]
+    arms = [Arm(task, "dense"), *_compared(task, [50, 75, 90], "dynamic-best", "agp", "small")]
+    return arms + _without_dropout(task, scale, [50, 75, 90], "dynamic-best", "small")
 
 
 def _ablations(scale: str) -> list[Arm]:
