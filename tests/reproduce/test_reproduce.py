@@ -147,15 +147,16 @@ def test_an_interrupted_experiment_goes_on_and_ends_the_same(table2, tmp_path):
 
 
 @pytest.mark.slow
-def test_figure2_draws_every_model(table2):
+def test_figure2_draws_every_model_and_keeps_those_of_earlier_calls(table2):
     arms = ["ptb-lstm-dynamic-50", "ptb-lstm-dynamic-best-75"]
-    text = reproduce(Order(experiment="figure2", scale="tiny", output=table2, arms=arms)).read_text()
+    for arm in arms:
+        text = reproduce(Order(experiment="figure2", scale="tiny", output=table2, arms=[arm])).read_text()
     shares = json.loads((table2 / "tiny" / "figure2.json").read_text())
     assert list(shares) == arms
     for of_model in shares.values():
         for share in of_model.values():
             assert sum(share.values()) == pytest.approx(1)
-    assert "| ptb-lstm-dynamic-best-75 | layers.0.ih_l0 |" in text
+    assert all(f"| {arm} | layers.0.ih_l0 |" in text for arm in arms)
     assert all((table2 / "tiny" / f"figure2-{arm}.png").is_file() for arm in arms)
 
 

@@ -34,16 +34,23 @@ def draw_figure1(models: dict[Arm, Trained], folder: Path) -> str:
 
 
 def draw_figure2(models: dict[Arm, Trained], folder: Path) -> str:
-    """Draws how many blocks of each layer depend on the input; returns a report in Markdown."""
-    rows, data = [], {}
+    """Draws how many blocks of each layer depend on the input; returns a report in Markdown.
+
+    The report has the models of earlier calls too.
+    """
+    file = folder / "figure2.json"
+    data: dict[str, dict[str, dict[str, float]]] = json.loads(file.read_text()) if file.is_file() else {}
     for arm, trained in models.items():
         record = _record(trained)
         draw_distribution(record, folder / f"figure2-{arm.name}.png")
-        shares = record.distribution()
-        data[arm.name] = {layer: share._asdict() for layer, share in shares.items()}
-        rows += [[arm.name, layer, *map(to_percent, share)] for layer, share in shares.items()]
+        data[arm.name] = {layer: share._asdict() for layer, share in record.distribution().items()}
     text = json.dumps(data, indent=1) + "\n"
-    write_whole(folder / "figure2.json", lambda stream: stream.write(text.encode()))
+    write_whole(file, lambda stream: stream.write(text.encode()))
+    rows = [
+        [name, layer, *map(to_percent, share.values())]
+        for name, layers in data.items()
+        for layer, share in layers.items()
+    ]
     return (
         "# Figure 2: blocks that depend on the input\n\n"
         "Always on or off: for at least 95% of the test data. The paper finds at least 60% input-dependent blocks in "
