@@ -105,7 +105,7 @@ def _table2(scale: str) -> list[Arm]:
             Arm(task, "block-agp", 90),
             Arm(task, "static", 50),
             *_compared(task, [50, 75, 90], "small"),
-            *_without_dropout(task, scale, [50, 75, 90], "dynamic-best", "dynamic-slow", "agp", "small"),
+            *_without_dropout(task, scale, [50, 75, 90], "dynamic", "dynamic-best", "dynamic-slow", "agp", "small"),
         )
     ]
 
