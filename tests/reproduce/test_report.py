@@ -152,11 +152,13 @@ def timed(**microseconds):
 
 def test_quality_at_equal_time(tmp_path):
     pruned = {percent: Arm("ptb-lstm", "agp", percent) for percent in (50, 90)}
+    better = Arm("ptb-lstm", "small-no-dropout", 90)
     costs = {"macs": 1, "layers": 1, "dense_layers": 1}
     results = RESULTS | {
         pruned[50].name: [result(1, 0, 80.0, **costs)],
         pruned[90].name: [result(1, 0, 95.0, **costs)],
         SMALL.name: [result(1, 0, 120.0, **costs)],
+        better.name: [result(1, 0, 110.0, **costs)],
     }
     times = {
         "machine": MACHINE,
@@ -166,11 +168,12 @@ def test_quality_at_equal_time(tmp_path):
             pruned[50].name: timed(float32=40, CSR=21),
             pruned[90].name: timed(float32=40, CSR=20),
             SMALL.name: timed(float32=10),
+            better.name: timed(float32=11),
         },
         # The first seed loses 2 by packing, so the mean of both does.
         "quality": {GATED.name: {"float32": 99.0, "int8": 101.0}},
     }
-    arms = [DENSE, GATED, *pruned.values(), SMALL]
+    arms = [DENSE, GATED, *pruned.values(), SMALL, better]
     text = table("Table 2", arms, results, "laptop", times)
     rows = rows_of(text.split("## Quality at equal time")[1])
     assert rows == [
@@ -180,7 +183,7 @@ def test_quality_at_equal_time(tmp_path):
             "20.0 (int8)",
             "102.00",
             "90%: 95.00 in 20.0 (CSR)",
-            "90%: 120.00 in 10.0 (float32)",
+            "90%, no dropout: 110.00 in 11.0 (float32)",
             "none",
         ]
     ]

@@ -88,8 +88,10 @@ def _rival(point: Point, ours: Point, kind: str) -> bool:
 
 
 def _described(point: Point, form: str) -> str:
-    name = "" if point.arm.percent is None else f"{point.arm.percent}%: "
-    return f"{name}{form.format(point.score)} in {point.seconds * 1e6:.1f} ({point.engine})"
+    arm = point.arm
+    which = [f"{arm.percent}%"] * (arm.percent is not None) + ["no dropout"] * (arm.kind != arm.family)
+    score = f"{form.format(point.score)} in {point.seconds * 1e6:.1f} ({point.engine})"
+    return f"{', '.join(which)}: {score}" if which else score
 
 
 def draw_quality(points: Sequence[Point], metric: str, file: Path) -> None:
