@@ -248,4 +248,7 @@ def test_listing_the_arms(capsys):
         "ptb-lstm-small-50",
         "ptb-lstm-small-75",
         "ptb-lstm-small-90",
+        "ptb-lstm-small-no-dropout-50",
+        "ptb-lstm-small-no-dropout-75",
+        "ptb-lstm-small-no-dropout-90",
     ]
