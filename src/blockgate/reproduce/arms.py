@@ -28,10 +28,11 @@ KINDS = {
     "block-agp": "AGP of whole blocks",
     "static": "static blocks",
     "small": "small dense of equal MACs",
-} | {name: ablation.label for name, ablation in (ABLATIONS | DENSE_CHANGES | PRUNED_CHANGES).items()}
+}
 # Dropout that serves one kind harms another, so each may go without: kinds with this at their end.
 NO_DROPOUT = "-no-dropout"
-KINDS |= {f"{kind}{NO_DROPOUT}": f"{label}, no dropout" for kind, label in KINDS.items() if kind not in ABLATIONS}
+KINDS |= {f"{kind}{NO_DROPOUT}": f"{label}, no dropout" for kind, label in KINDS.items()}
+KINDS |= {name: ablation.label for name, ablation in (ABLATIONS | DENSE_CHANGES | PRUNED_CHANGES).items()}
 DYNAMIC = {
     "dynamic": {"normalise": "mean", "select": "global"},
     "dynamic-best": {"normalise": "rms", "select": "per_row"},

@@ -101,7 +101,7 @@ def draw_quality(points: Sequence[Point], metric: str, file: Path) -> None:
     figure = Figure(figsize=(4.2 * len(PACKED), 4.0), layout="constrained")
     axes = figure.subplots(1, len(PACKED), sharey=True, squeeze=False)[0]
     for axis, engine in zip(axes, PACKED, strict=True):
-        for kind in dict.fromkeys(point.arm.kind for point in points):
+        for kind in dict.fromkeys(point.arm.kind for point in points if point.arm.family in LOOKS):
             shown = [_shown(points, arm, engine) for arm in dict.fromkeys(p.arm for p in points) if arm.kind == kind]
             found = [point for point in shown if point is not None]
             x, y = [point.seconds * 1e6 for point in found], [point.score for point in found]
