@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 import blockgate as bg
-from blockgate.bench import machine, report
-from blockgate.bench.timing import interleave
+from blockgate.lab.bench import machine, report
+from blockgate.lab.bench.timing import interleave
 
 BLOCKS = (32, 64, 128, 256)
 KEYS = (64, 128, None)

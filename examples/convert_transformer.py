@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import blockgate as bg
-from blockgate.data import Vocabulary, load_corpus
+from blockgate.lab.data import Vocabulary, load_corpus
 
 WORDS, CONTEXT = 1000, 32
 

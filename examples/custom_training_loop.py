@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import blockgate as bg
-from blockgate.data import Vocabulary, load_corpus
-from blockgate.gating import Gate
+from blockgate.gates import Gate
+from blockgate.lab.data import Vocabulary, load_corpus
 
 WORDS, CONTEXT, CHECK_EVERY = 1000, 8, 50
 

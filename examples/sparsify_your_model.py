@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import blockgate as bg
-from blockgate.data import Vocabulary, load_corpus
+from blockgate.lab.data import Vocabulary, load_corpus
 
 WORDS, CONTEXT = 1000, 8
 
@@ -75,7 +75,7 @@ def main(steps: int, width: int, picture: Path) -> None:
     print(bg.summary(model, unseen[:CONTEXT].unsqueeze(0)))
     with bg.record_gates(model) as record, torch.no_grad():
         model(unseen.unfold(0, CONTEXT, 1))
-    bg.analysis.draw_distribution(record, picture)
+    bg.inspect.draw_distribution(record, picture)
     fast = bg.pack(model, torch.int8)
 
     print(f"perplexity: dense {perplexity(dense.eval(), unseen):.1f}, ", end="")

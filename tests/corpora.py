@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from blockgate.models import GateConfig, ImageNetworkConfig, LanguageModelConfig
-from blockgate.training.config import ImageRun, LanguageModelRun, OptimizerConfig
+from blockgate.lab.models import GateConfig, ImageNetworkConfig, LanguageModelConfig
+from blockgate.lab.training.config import ImageRun, LanguageModelRun, OptimizerConfig
 
 WORDS = 40
 

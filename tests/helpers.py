@@ -13,7 +13,7 @@ from torch import Tensor
 from blockgate.errors import BlockgateError
 
 if TYPE_CHECKING:
-    from blockgate import BlockGrid
+    from blockgate.grid import BlockGrid
 
 # Largest allowed difference, per dtype: (rtol, atol). The absolute part counts in units of the largest expected value
 # (at least 1), since sums of many terms cancel. Never relaxed for a single test.

@@ -48,7 +48,7 @@ class Tagger(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.rnn = bg.QRNN(WIDTH, WIDTH, 2, window=(2, 1))
+        self.rnn = bg.layers.QRNN(WIDTH, WIDTH, 2, window=(2, 1))
         self.tags = nn.Linear(WIDTH, 5)
 
     def forward(self, x):

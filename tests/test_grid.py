@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockgate import BlockGrid, open_blocks
+from blockgate.grid import BlockGrid, open_blocks
 from tests.helpers import raises_blockgate
 
 

@@ -99,7 +99,7 @@ def some_scores(rows: int, columns: int, seed: int) -> torch.Tensor:
 def gates_of(scores: torch.Tensor, rows: int, columns: int, sparsity: float, *, per_row: bool = False) -> torch.Tensor:
     """Gates (rows, columns) of root mean square 1."""
     groups = rows if per_row else 1
-    kept = bg.open_blocks(sparsity, rows * columns // groups)
+    kept = bg.grid.open_blocks(sparsity, rows * columns // groups)
     values, indices = topk_gates(scores, kept, groups=groups, normalise="rms")
     return torch.zeros(rows * columns).scatter(0, indices[0], values[0]).view(rows, columns)
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from blockgate.errors import invalid
-from blockgate.gating import Gate
+from blockgate.find import check_patterns, first_match
+from blockgate.gates import Gate
 from blockgate.grid import as_int, check_sparsity
-from blockgate.layers.patterns import check_patterns, first_match
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from blockgate.cli import main
-from blockgate.training.config import run_to_plain
+from blockgate.lab.training.config import run_to_plain
 from tests.corpora import tiny_text_run, write_texts
 
 

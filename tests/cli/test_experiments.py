@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 
 from blockgate.cli import main
-from blockgate.training.checkpoint import load_checkpoint
-from blockgate.training.config import run_to_plain
+from blockgate.lab.training.checkpoint import load_checkpoint
+from blockgate.lab.training.config import run_to_plain
 from tests.corpora import tiny_image_run, tiny_text_run, write_images
 
 

@@ -118,7 +118,7 @@ def test_open_gates_follow_the_sparsity(sparsity):
         nn.init.constant_(layer.gate.bias, 5.0)
         layer.sparsity = sparsity
         opened = (layer.gates(torch.randn(6, 32)) != 0).sum((-1, -2))
-        assert (opened == groups * bg.open_blocks(sparsity, 16 // groups)).all()
+        assert (opened == groups * bg.grid.open_blocks(sparsity, 16 // groups)).all()
 
 
 def test_eq1_is_one_word_for_the_gate_of_the_paper():

@@ -67,7 +67,7 @@ def test_dropout_between_layers_in_training_alone():
 
 
 def test_weight_drop_on_the_recurrent_weights():
-    lstm = bg.weight_drop_(bg.DynamicSparseLSTM(6, 8, **GATED), "weight_hh_l0", 0.5)
+    lstm = bg.layers.weight_drop_(bg.DynamicSparseLSTM(6, 8, **GATED), "weight_hh_l0", 0.5)
     x = torch.randn(4, 3, 6)
     keys = list(lstm.state_dict())
     with torch.no_grad():
@@ -152,7 +152,7 @@ def test_it_learns():
 
 def test_cell_is_one_step_of_the_lstm():
     lstm = bg.DynamicSparseLSTM(6, 8, **GATED)
-    cell = bg.DynamicSparseLSTMCell(6, 8, **GATED)
+    cell = bg.layers.DynamicSparseLSTMCell(6, 8, **GATED)
     cell.load_state_dict({k.replace("_l0", ""): v for k, v in lstm.state_dict().items()})
     x = torch.randn(5, 3, 6)
     whole, _ = lstm(x)
@@ -169,7 +169,7 @@ def test_cell_is_one_step_of_the_lstm():
 
 def test_cell_from_dense():
     dense = nn.LSTMCell(6, 8)
-    cell = bg.DynamicSparseLSTMCell.from_dense(dense, block_size=64, sparsity=0.0)
+    cell = bg.layers.DynamicSparseLSTMCell.from_dense(dense, block_size=64, sparsity=0.0)
     x, hx = torch.randn(3, 6), (torch.randn(3, 8), torch.randn(3, 8))
     for got, want in zip(cell(x, hx), dense(x, hx), strict=True):
         assert_close(got, want)
@@ -188,7 +188,7 @@ def test_clear_errors():
     with raises_blockgate("an nn.LSTM"):
         bg.DynamicSparseLSTM.from_dense(nn.GRU(6, 8))
     with raises_blockgate("an nn.LSTMCell"):
-        bg.DynamicSparseLSTMCell.from_dense(nn.GRUCell(6, 8))
+        bg.layers.DynamicSparseLSTMCell.from_dense(nn.GRUCell(6, 8))
     for wrong in (torch.randn(4, 3, 5), torch.randn(6), torch.randn(0, 3, 6), "words"):
         with raises_blockgate("with at least one step"):
             lstm(wrong)
@@ -202,4 +202,4 @@ def test_clear_errors():
     with raises_blockgate("torch.float32, as the layer's weight"):
         lstm(x.double())
     with raises_blockgate("A cell makes one step"):
-        bg.DynamicSparseLSTMCell(6, 8)(x)
+        bg.layers.DynamicSparseLSTMCell(6, 8)(x)

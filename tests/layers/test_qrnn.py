@@ -28,7 +28,7 @@ def step_by_step(qrnn, x):
     return x
 
 
-@pytest.mark.parametrize("kind", [bg.QRNN, bg.DynamicSparseQRNN])
+@pytest.mark.parametrize("kind", [bg.layers.QRNN, bg.DynamicSparseQRNN])
 @pytest.mark.parametrize("pooling", ["f", "fo"])
 @pytest.mark.parametrize(("layers", "window", "output"), [(1, 2, None), (3, (2, 1, 1), 5), (2, 1, None)])
 def test_equals_the_equations_with_all_gradients(kind, pooling, layers, window, output):
@@ -45,7 +45,7 @@ def test_equals_the_equations_with_all_gradients(kind, pooling, layers, window, 
         assert_close(a, b)
 
 
-@pytest.mark.parametrize("kind", [bg.QRNN, bg.DynamicSparseQRNN])
+@pytest.mark.parametrize("kind", [bg.layers.QRNN, bg.DynamicSparseQRNN])
 def test_chunks_with_carried_state_equal_one_run(kind):
     qrnn = kind(6, 8, 3, window=(2, 1, 2), **(GATED if kind is bg.DynamicSparseQRNN else {}))
     x = torch.randn(9, 2, 6)
@@ -61,7 +61,7 @@ def test_chunks_with_carried_state_equal_one_run(kind):
 
 
 def test_layouts():
-    qrnn, first = bg.QRNN(4, 5), bg.QRNN(4, 5, batch_first=True)
+    qrnn, first = bg.layers.QRNN(4, 5), bg.layers.QRNN(4, 5, batch_first=True)
     first.load_state_dict(qrnn.state_dict())
     x = torch.randn(6, 3, 4)
     y, _ = qrnn(x)
@@ -70,7 +70,7 @@ def test_layouts():
 
 
 def test_sparsity_zero_with_equal_gates_is_the_dense_qrnn():
-    dense = bg.QRNN(6, 8, 2, window=(2, 1)).eval()
+    dense = bg.layers.QRNN(6, 8, 2, window=(2, 1)).eval()
     gated = bg.DynamicSparseQRNN.from_dense(dense, block_size=4, sparsity=0)
     assert gated.filters[0].weight is dense.filters[0].weight
     for filter_ in gated.filters:
@@ -99,7 +99,7 @@ def test_the_paper_s_model_has_its_gates_and_weights():
 
 
 def test_zoneout_keeps_states_in_training_and_scales_in_eval():
-    qrnn = bg.QRNN(4, 400, zoneout=0.5, pooling="f")
+    qrnn = bg.layers.QRNN(4, 400, zoneout=0.5, pooling="f")
     x = torch.randn(2, 1, 4)
     y, _ = qrnn(x)
     kept = (y[0] == 0).float().mean().item()
@@ -110,12 +110,12 @@ def test_zoneout_keeps_states_in_training_and_scales_in_eval():
 
 
 def test_dropout_is_between_layers_only():
-    qrnn = bg.QRNN(4, 50, 2, dropout=0.9, window=1)
+    qrnn = bg.layers.QRNN(4, 50, 2, dropout=0.9, window=1)
     torch.manual_seed(1)
     a, _ = qrnn(torch.ones(1, 1, 4))
     b, _ = qrnn(torch.ones(1, 1, 4))
     assert not torch.equal(a, b)
-    single = bg.QRNN(4, 50, 1, dropout=0.9)
+    single = bg.layers.QRNN(4, 50, 1, dropout=0.9)
     assert_close(single(torch.ones(1, 1, 4))[0], single(torch.ones(1, 1, 4))[0])
 
 
@@ -142,11 +142,11 @@ def test_packs_as_a_whole(dtype, error):
 )
 def test_bad_options_are_refused(arguments, message):
     with raises_blockgate(message):
-        bg.QRNN(**{"input_size": 4, "hidden_size": 5, "num_layers": 2, **arguments})
+        bg.layers.QRNN(**{"input_size": 4, "hidden_size": 5, "num_layers": 2, **arguments})
 
 
 def test_bad_inputs_are_refused():
-    qrnn = bg.QRNN(4, 5, 2)
+    qrnn = bg.layers.QRNN(4, 5, 2)
     for x in (torch.ones(3, 2, 5), torch.ones(4), torch.ones(0, 2, 4)):
         with raises_blockgate("input: expected shape (time, batch, 4) or (time, 4), with at least one step"):
             qrnn(x)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from blockgate import BlockGrid
+from blockgate.grid import BlockGrid
 
 NAMES = ["projected", "h0", "c0", "weight", "bias", "gate_weight", "gate_bias", "hidden_weight", "hidden_bias"]
 

@@ -22,7 +22,7 @@ KERNEL_TESTS = [
     "tests/ops/test_gated_lstm.py",
     "tests/ops/test_gated_lstm_use.py",
     "tests/ops/test_prepared_lstm.py",
-    "tests/layers/test_fused.py",
+    "tests/runtime/test_fused.py",
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from blockgate import BlockGrid
+from blockgate.grid import BlockGrid
 from blockgate.ops import gated_linear, reference
 from tests.helpers import assert_close
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockgate import BlockGrid
+from blockgate.grid import BlockGrid
 from blockgate.ops import packed, reference, reference_packed
 from tests.helpers import assert_close
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from blockgate import BlockGrid
+from blockgate.grid import BlockGrid
 from blockgate.ops import gate_scores, gated_linear, native, packed, reference_packed, topk_gates
 from blockgate.ops.gated_lstm import gated_lstm
 from tests.helpers import assert_close

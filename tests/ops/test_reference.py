@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockgate import BlockGrid
+from blockgate.grid import BlockGrid
 from blockgate.ops import reference
 from tests.helpers import assert_close, dense_mask_linear, expand, gradients, raises_blockgate
 

@@ -17,14 +17,14 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import Progress, TaskID
 
-from blockgate.bench import machine, report
-from blockgate.bench.comparison import ComparisonResult, comparison_markdown, run_comparison
-from blockgate.bench.linear import LinearCase, LinearResult, run_linear
-from blockgate.bench.recurrent_targets import LSTM_COMPARISONS, QRNN_COMPARISONS, Planned
-from blockgate.bench.targets import TARGETS, TargetResult, run_target
-from blockgate.bench.training import TrainingResult, run_training
 from blockgate.errors import invalid
 from blockgate.grid import check_size, check_sparsity, check_threads
+from blockgate.lab.bench import machine, report
+from blockgate.lab.bench.comparison import ComparisonResult, comparison_markdown, run_comparison
+from blockgate.lab.bench.linear import LinearCase, LinearResult, run_linear
+from blockgate.lab.bench.recurrent_targets import LSTM_COMPARISONS, QRNN_COMPARISONS, Planned
+from blockgate.lab.bench.targets import TARGETS, TargetResult, run_target
+from blockgate.lab.bench.training import TrainingResult, run_training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

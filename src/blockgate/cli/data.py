@@ -11,8 +11,8 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from blockgate.data import SOURCES, data_dir, fetch, load_corpus, load_images, locate
 from blockgate.errors import invalid
+from blockgate.lab.data import SOURCES, data_dir, fetch, load_corpus, load_images, locate
 
 __all__ = ["Data"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markdown import Markdown
 
-from blockgate.demo import DemoOrder, results_table, run_demo, write_page
+from blockgate.lab.demo import DemoOrder, results_table, run_demo, write_page
 
 __all__ = ["Demo"]
 

@@ -11,7 +11,7 @@ import torch
 import tyro
 
 from blockgate.grid import check_size, check_threads
-from blockgate.training import evaluate, load_trained
+from blockgate.lab.training import evaluate, load_trained
 
 __all__ = ["Evaluate"]
 

@@ -12,12 +12,12 @@ from typing import Annotated, Literal
 import torch
 import tyro
 
+from blockgate.convert import pack
 from blockgate.errors import invalid
 from blockgate.grid import check_threads
-from blockgate.layers import pack
-from blockgate.models import LanguageModel
-from blockgate.models.sampling import sample
-from blockgate.training import load_trained
+from blockgate.lab.models import LanguageModel
+from blockgate.lab.models.sampling import sample
+from blockgate.lab.training import load_trained
 
 __all__ = ["Generate"]
 

@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import dataclass
 
-from blockgate.bench.machine import describe
+from blockgate.lab.bench.machine import describe
 from blockgate.ops import describe_auto
 
 __all__ = ["Info", "environment"]

@@ -11,8 +11,8 @@ import tyro
 from rich.console import Console
 from rich.markdown import Markdown
 
-from blockgate.reproduce import Order, choose_arms, reproduce
-from blockgate.reproduce.results import RESULT
+from blockgate.lab.reproduce import Order, choose_arms, reproduce
+from blockgate.lab.reproduce.results import RESULT
 
 __all__ = ["Reproduce"]
 

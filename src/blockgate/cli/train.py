@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import tyro
 
 from blockgate.cli.info import environment
-from blockgate.training import Run, load_run, shipped_configs, train
+from blockgate.lab.training import Run, load_run, shipped_configs, train
 
 __all__ = ["train_command"]
 

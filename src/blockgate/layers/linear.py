@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from blockgate.errors import invalid
-from blockgate.gating import Gate, make_gate
+from blockgate.gates import Gate, make_gate
 from blockgate.grid import BlockGrid
-from blockgate.layers.fused import FusedLinear, Renewed, fused_op_serves, pack_weight, usable
-from blockgate.layers.gated import GatedLinear, autocast_dtype, check_like, check_rows
 from blockgate.ops import check_backend, check_device, gated_linear
+from blockgate.runtime.block_linear import GatedLinear, autocast_dtype, check_like, check_rows
+from blockgate.runtime.prepared import FusedLinear, Renewed, fused_op_serves, pack_weight, usable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from typing_extensions import Self
 
-    from blockgate.gating import TopKGate
+    from blockgate.gates import TopKGate
 
 __all__ = ["DynamicSparseLinear"]
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from blockgate.errors import invalid
 from blockgate.grid import check_size
 from blockgate.layers.dropout import check_share
-from blockgate.layers.gated import check_rows
 from blockgate.layers.lstm_stack import GatedLSTMStack
-from blockgate.layers.recurrent import LSTMInterface, LSTMState, Segments, check_state, no_state
+from blockgate.runtime.block_linear import check_rows
+from blockgate.runtime.recurrent import LSTMInterface, LSTMState, Segments, check_state, no_state
 
 if TYPE_CHECKING:
     pass

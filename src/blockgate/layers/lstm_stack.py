@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from blockgate.gating import Gate, TopKGate, make_gate
+from blockgate.gates import Gate, TopKGate, make_gate
 from blockgate.grid import BlockGrid
-from blockgate.layers.fused import FusedLinear, FusedLSTM, Renewed, for_inference, is_plain, pack_weight, usable
-from blockgate.layers.gated import autocast_dtype, check_like
-from blockgate.layers.recurrent import LSTMState, SegmentRun, Segments, recur, run_layers, step_by_step
 from blockgate.ops import check_backend, check_device, gated_linear
 from blockgate.ops.gated_lstm import gated_lstm
+from blockgate.runtime.block_linear import autocast_dtype, check_like
+from blockgate.runtime.prepared import FusedLinear, FusedLSTM, Renewed, for_inference, is_plain, pack_weight, usable
+from blockgate.runtime.recurrent import LSTMState, SegmentRun, Segments, recur, run_layers, step_by_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable

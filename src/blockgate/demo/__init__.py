@@ -1,6 +1,0 @@
-"""`blockgate demo`: small language models, dense and gated, trained and timed in minutes, and a page about them."""
-
-from blockgate.demo.experiment import DemoOrder, run_demo
-from blockgate.demo.page import results_table, write_page
-
-__all__ = ["DemoOrder", "results_table", "run_demo", "write_page"]

@@ -1,0 +1,44 @@
+"""Soft gating of every block, for comparison: nothing closes, so nothing is saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockgate.errors import invalid
+from blockgate.gates.base import Gate
+from blockgate.grid import BlockGrid
+
+__all__ = ["SigmoidGate", "all_blocks"]
+
+
+class SigmoidGate(Gate):
+    """All blocks open, with values sigmoid(score) scaled to mean 1. Its sparsity is 0."""
+
+    kind = "sigmoid"
+
+    def __init__(self, grid: BlockGrid, **options: Any) -> None:
+        super().__init__(grid, grid.num_blocks, **options)
+
+    def count_open(self, sparsity: float) -> int:
+        """All blocks; any other sparsity is an error."""
+        if sparsity != 0:
+            raise invalid("sparsity", expected="0 with gate='sigmoid'", got=sparsity, remedy="Use gate='topk'.")
+        return self.grid.num_blocks
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Gates and block indices, (N, num_blocks), for x (N, in_features)."""
+        values = torch.sigmoid(self.scores(x))
+        return values / values.mean(-1, keepdim=True), all_blocks(values)
+
+    def reset_near_dense(self) -> None:
+        """Equal gates from equal scores; where they lie doesn't matter after scaling."""
+        super().reset_near_dense()
+        torch.nn.init.zeros_(self.bias)
+
+
+def all_blocks(values: Tensor) -> Tensor:
+    """Block indices (N, num_blocks) for gates that are all open; one row of memory."""
+    return torch.arange(values.shape[1], device=values.device).expand(values.shape)

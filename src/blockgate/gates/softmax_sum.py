@@ -1,0 +1,83 @@
+"""The paper's Eq. 2, for comparison: k softmax heads, each of which comes to choose one block."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockgate.errors import invalid
+from blockgate.gates.base import Gate
+from blockgate.gates.sigmoid import all_blocks
+from blockgate.grid import BlockGrid, check_sparsity, open_blocks
+from blockgate.ops import topk_gates
+
+__all__ = ["SoftmaxSumGate"]
+
+
+class SoftmaxSumGate(Gate):
+    """Sum of k softmax distributions over the blocks, scaled to mean 1.
+
+    In training all blocks are open and `temperature` sharpens the heads as it falls. In eval every head opens the
+    block of its largest score with the weight num_blocks / k; heads that agree add up. The number of heads is fixed
+    when the gate is made: a higher sparsity uses the first k of them, a lower one raises.
+
+    Args:
+        grid: the grid whose blocks it opens.
+        sparsity: share of blocks that stay closed, in [0, 1).
+        temperature: divides the scores before the softmax; set `gate.temperature` to anneal it.
+        options: those of `Gate`.
+    """
+
+    kind = "softmax_sum"
+
+    def __init__(self, grid: BlockGrid, *, sparsity: float, temperature: float = 1.0, **options: Any) -> None:
+        self.heads = open_blocks(check_sparsity(sparsity), grid.num_blocks)
+        self._num_blocks = grid.num_blocks
+        super().__init__(grid, self.heads * grid.num_blocks, sparsity=sparsity, **options)
+        self.temperature = temperature
+
+    @property
+    def temperature(self) -> float:
+        """What divides the scores before the softmax."""
+        return self._temperature
+
+    @temperature.setter
+    def temperature(self, temperature: float) -> None:
+        if not isinstance(temperature, (int, float)) or not 0 < temperature < math.inf:
+            raise invalid("temperature", expected="a positive number", got=temperature, remedy="Anneal from 1 to 0.1.")
+        self._temperature = float(temperature)
+
+    def reset_near_dense(self) -> None:
+        """Each head starts with a block of its own, so that gates are near 1 whether soft or hard."""
+        super().reset_near_dense()
+        own = torch.arange(self.heads, device=self.bias.device) % self._num_blocks
+        first = torch.nn.functional.one_hot(own, self._num_blocks) if not own.is_meta else self.bias
+        with torch.no_grad():
+            self.bias.copy_(first.flatten())
+
+    def count_open(self, sparsity: float) -> int:
+        """How many heads to use; more than there are is an error."""
+        wanted = open_blocks(sparsity, self._num_blocks)
+        if wanted > self.heads:
+            raise invalid(
+                "sparsity",
+                expected=f"a value that opens at most the {self.heads} heads of this gate",
+                got=f"{sparsity} ({wanted} blocks)",
+                remedy="Make the layer with the lowest sparsity that it will need.",
+            )
+        return wanted
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Gates and block indices for x (N, in_features): (N, num_blocks) in training, (N, k) in eval."""
+        heads = self.open_blocks
+        scores = self.scores(x).view(-1, self.heads, self._num_blocks)[:, :heads]
+        scale = self._num_blocks / heads
+        if self.training:
+            values = torch.softmax(scores / self.temperature, dim=-1).sum(1) * scale
+            return values, all_blocks(values)
+        votes = torch.zeros_like(scores[:, 0]).scatter_add(1, scores.argmax(-1), scores.new_ones(scores.shape[:2]))
+        values, indices = topk_gates(votes, heads, normalise="none", backend=self.backend)
+        return values * scale, indices

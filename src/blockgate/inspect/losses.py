@@ -1,0 +1,135 @@
+"""Losses a training loop may add: gates that use all blocks, and gates that agree from one token to the next."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from blockgate.errors import invalid
+from blockgate.gates import Gate, SigmoidGate, SoftmaxSumGate, TopKGate
+from blockgate.grid import as_int
+from blockgate.inspect.hooks import named_gates, watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["GateLosses", "gate_losses"]
+
+# Scores that are all the same have no change to speak of: 0 / this is 0.
+SMALLEST_VARIANCE = 1e-12
+
+
+@contextmanager
+def gate_losses(model: nn.Module) -> Iterator[GateLosses]:
+    """Collects what the gates of `model` see inside a `with` block, for losses that shape them.
+
+        with bg.inspect.gate_losses(model) as losses:
+            y = model(x)
+        loss = task_loss(y) + 0.1 * losses.balance()
+
+    Scores are computed a second time, those of closed blocks included, so that these get gradients too. The results of
+    the model stay the same. For a loss on some layers alone, pass these instead of the whole model.
+    """
+    losses = GateLosses(named_gates(model))
+    with watch(losses._gates, losses._see):
+        yield losses
+
+
+class GateLosses:
+    """Scores and decisions of every gate inside a block; see `gate_losses`."""
+
+    def __init__(self, gates: dict[str, Gate]) -> None:
+        self._gates = gates
+        self._scores: dict[str, list[Tensor]] = {}
+        self._open_counts: dict[str, Tensor] = {}
+
+    def balance(self) -> Tensor:
+        """How unevenly blocks are used, averaged over gates: 1 if all equally often, more where few do all the work.
+
+        The load-balancing loss of mixtures of experts: num_blocks * sum(f * p), where f is the share of all openings
+        that falls to a block and p its share of the softmax of the scores, both averaged over the batch. Gradients flow
+        through p. A gate that chooses in every row of blocks is balanced within each row; a sigmoid gate, which has
+        every block open, is an error.
+        """
+        return torch.stack([self._balance_of(name, scores) for name, scores in self._collected()]).mean()
+
+    def locality(self, steps: int, *, batch_first: bool = False) -> Tensor:
+        """How much scores change from one token to the next, averaged over gates.
+
+        Half the mean square of the change, as a share of the variance of the scores over the batch: 0 if they never
+        change within a sequence, 1 if neighbours differ as much as any two tokens do. Neither the scale of the scores
+        matters nor what is the same for all inputs, so a gate gains nothing by ignoring its input.
+
+        Args:
+            steps: tokens in a sequence. The rows that a gate saw are, in order, (steps, batch).
+            batch_first: they are (batch, steps), as for a linear layer on (batch, steps, features). Recurrent layers
+                of blockgate work time first inside, whatever they are given.
+        """
+        length = as_int(steps)
+        if length is None or length < 2:
+            raise invalid("steps", expected="2 tokens or more", got=steps, remedy="Pass the length of the sequences.")
+        return torch.stack([_change(name, s, length, batch_first) for name, s in self._collected()]).mean()
+
+    def _see(self, name: str, gate: Gate, x: Tensor, values: Tensor, indices: Tensor) -> None:
+        if not len(x):
+            return
+        self._scores.setdefault(name, []).append(_grouped_scores(name, gate, x))
+        counts = self._open_counts.get(name, values.new_zeros(gate.grid.num_blocks, dtype=torch.int64))
+        self._open_counts[name] = counts.scatter_add(0, indices.flatten(), (values != 0).flatten().long())
+
+    def _collected(self) -> list[tuple[str, Tensor]]:
+        """All scores (rows, groups, size) of every gate that saw rows."""
+        if not self._scores:
+            raise invalid("gate losses", expected="rows seen in the block", got="none", remedy="Call the model inside.")
+        return [(name, torch.cat(scores)) for name, scores in self._scores.items()]
+
+    def _balance_of(self, name: str, scores: Tensor) -> Tensor:
+        gate = self._gates[name]
+        share = torch.softmax(scores, -1).mean(0)
+        if isinstance(gate, SoftmaxSumGate):
+            # While it trains all blocks are open a little: what counts is where each head is heading.
+            chosen = nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
+            share, used = share.mean(0, keepdim=True), chosen.mean((0, 1)).unsqueeze(0)
+        elif isinstance(gate, TopKGate):
+            counts = self._open_counts[name].view(share.shape).to(scores.dtype)
+            used = counts / counts.sum(-1, keepdim=True).clamp(min=1)
+        else:
+            raise invalid(
+                f"balance of {name}",
+                expected="a gate that closes blocks",
+                got=type(gate).__name__,
+                remedy="Pass the layers with gate='topk' or 'softmax_sum' alone.",
+            )
+        return scores.shape[-1] * (used * share).sum(-1).mean()
+
+
+def _grouped_scores(name: str, gate: Gate, x: Tensor) -> Tensor:
+    """Scores (N, groups, size) of x (N, in): one group for each choice that the gate makes."""
+    scores = gate.scores(x)
+    if isinstance(gate, SoftmaxSumGate):
+        return scores.view(len(x), gate.heads, -1)[:, : gate.open_blocks] / gate.temperature
+    if isinstance(gate, TopKGate):
+        return scores.view(len(x), gate.groups, -1)
+    if isinstance(gate, SigmoidGate):
+        return scores.unsqueeze(1)
+    raise invalid(f"gate of {name}", expected="one of blockgate's", got=type(gate).__name__, remedy="Leave it out.")
+
+
+def _change(name: str, scores: Tensor, steps: int, batch_first: bool) -> Tensor:
+    """Half the mean square change of scores (rows, groups, size) between neighbours, relative to their variance."""
+    if len(scores) % steps:
+        raise invalid(
+            "steps",
+            expected=f"a length that divides the {len(scores)} rows of {name}",
+            got=steps,
+            remedy="All sequences of a batch have one length.",
+        )
+    # A shift of all scores of a choice changes no decision.
+    relative = scores - scores.mean(-1, keepdim=True)
+    time = 1 if batch_first else 0
+    tokens = relative.view(*((-1, steps) if batch_first else (steps, -1)), *scores.shape[1:])
+    variance = relative.var(0, correction=0).sum()
+    return tokens.diff(dim=time).square().mean((0, 1)).sum() / (2 * variance.clamp(min=SMALLEST_VARIANCE))

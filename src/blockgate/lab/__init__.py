@@ -1,0 +1,1 @@
+"""The laboratory: data, models, baselines, training, benchmarks, experiments. The library needs none of it."""

@@ -1,0 +1,130 @@
+"""Ours against the fastest of several rivals, timed side by side: one table for each kind of work."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from blockgate.lab.bench.timing import Timing, interleave
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Comparison", "ComparisonResult", "Contender", "comparison_markdown", "run_comparison"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contender:
+    """One way to do the work.
+
+    Args:
+        name: what it is, short.
+        call: does the work once.
+        floor: the speed-up over the fastest rival that we promise; None where nothing is promised.
+        rival: whether it is one of those that the others are compared with.
+    """
+
+    name: str
+    call: Callable[[], Any]
+    floor: float | None = None
+    rival: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """A kind of work, and those who do it; `left_out` says why others don't."""
+
+    work: str
+    contenders: list[Contender]
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparisonResult:
+    """A comparison with its times, hot and with an evicted cache."""
+
+    comparison: Comparison
+    timings: dict[str, Timing]
+    cold_timings: dict[str, Timing]
+
+    @property
+    def best_rival(self) -> str:
+        """The fastest of those we compare with."""
+        return self._best(self.timings)
+
+    def speedup(self, name: str) -> float:
+        """How many times faster than the fastest rival, by medians."""
+        return self.timings[self.best_rival].median / self.timings[name].median
+
+    def cold_speedup(self, name: str) -> float | None:
+        """The same with an evicted cache, against the rival that is fastest then."""
+        if not self.cold_timings:
+            return None
+        return self.cold_timings[self._best(self.cold_timings)].median / self.cold_timings[name].median
+
+    @property
+    def met(self) -> bool:
+        """Whether every floor is reached with a warm cache."""
+        return all(c.floor is None or self.speedup(c.name) >= c.floor for c in self.comparison.contenders)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "work": self.comparison.work,
+            "best_rival": self.best_rival,
+            "met": self.met,
+            "left_out": self.comparison.left_out,
+            "arms": [
+                {
+                    "name": c.name,
+                    "rival": c.rival,
+                    "floor": c.floor,
+                    "speedup": self.speedup(c.name),
+                    "evicted_cache_speedup": self.cold_speedup(c.name),
+                    **asdict(self.timings[c.name]),
+                }
+                for c in self.comparison.contenders
+            ],
+        }
+
+    def _best(self, timings: dict[str, Timing]) -> str:
+        rivals = [c.name for c in self.comparison.contenders if c.rival]
+        return min(rivals, key=lambda name: timings[name].median)
+
+
+def run_comparison(
+    comparison: Comparison, *, seconds: float, cold: bool = False, progress: Callable[[], None] = lambda: None
+) -> ComparisonResult:
+    """Times all contenders in turn; `cold` times them with an evicted cache too."""
+    calls = {contender.name: contender.call for contender in comparison.contenders}
+    return ComparisonResult(
+        comparison=comparison,
+        timings=interleave(calls, seconds=seconds, progress=progress),
+        cold_timings=interleave(calls, seconds=seconds, cold=True, progress=progress) if cold else {},
+    )
+
+
+def comparison_markdown(result: ComparisonResult) -> str:
+    """One comparison as a table; ratios are to the fastest rival, which is named."""
+    lines = [
+        f"\n## {result.comparison.work}\n",
+        "| arm | median ms | p10 | p90 | speed-up | floor | evicted cache |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for contender in result.comparison.contenders:
+        t = result.timings[contender.name]
+        cold = result.cold_speedup(contender.name)
+        floor = "" if contender.floor is None else f"{contender.floor:.3g}x"
+        lines.append(
+            f"| {contender.name} | {t.median * 1e3:.3f} | {t.p10 * 1e3:.3f} | {t.p90 * 1e3:.3f} | "
+            f"{_reached(result.speedup(contender.name), contender.floor)} | "
+            f"{floor} | {'' if cold is None else f'{cold:.2f}x'} |"
+        )
+    lines.append(f"\nSpeed-ups are over *{result.best_rival}*.")
+    lines += [f"Not measured: {name} ({why})." for name, why in result.comparison.left_out.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _reached(speedup: float, floor: float | None) -> str:
+    missed = floor is not None and speedup < floor
+    return f"**{speedup:.2f}x**" if missed else f"{speedup:.2f}x"

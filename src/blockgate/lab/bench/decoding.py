@@ -1,0 +1,69 @@
+"""Trained models as they are timed: one word or image at a time, with the state carried on, and checked before."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from blockgate.errors import BlockgateError
+from blockgate.lab.models import ImageNetwork, LanguageModel
+
+__all__ = ["in_turn", "require_same", "single_steps"]
+
+# Inputs on which outputs are compared.
+COMPARED = 8
+
+
+def single_steps(model: nn.Module) -> dict[str, Callable[[Tensor], Any]]:
+    """Calls of the whole "model", and for a language model of its "layers" alone; each carries its state on."""
+    if isinstance(model, ImageNetwork):
+        return {"model": model}
+    assert isinstance(model, LanguageModel)
+    carried: dict[str, Any] = {"model": None, "layers": None}
+
+    def whole(words: Tensor) -> Tensor:
+        scores: Tensor
+        scores, carried["model"] = model(words, carried["model"])
+        return scores
+
+    def layers(words: Tensor) -> Tensor:
+        x, old, new = model.embedding(words), carried["layers"], []
+        for number, layer in enumerate(model.layers):
+            x, state = layer(x, None if old is None else old[number])
+            new.append(state)
+        carried["layers"] = new
+        return x  # type: ignore[no-any-return]
+
+    return {"model": whole, "layers": layers}
+
+
+def in_turn(inputs: list[Tensor], step: Callable[[Tensor], Any]) -> Callable[[], Any]:
+    """A call without arguments that gives `step` one input after the other, and begins again."""
+    turn = itertools.cycle(inputs)
+    return lambda: step(next(turn))
+
+
+def require_same(name: str, model: nn.Module, original: nn.Module, inputs: list[Tensor], *, exact: bool) -> None:
+    """Refuses to time what computes something else.
+
+    Args:
+        name: of the model, for the message.
+        model: what is to be timed.
+        original: the trained model.
+        inputs: single words (1, 1) or images.
+        exact: whether weights were kept as they are; rounded ones may differ more.
+    """
+    for part in single_steps(original):
+        fast, slow = single_steps(model)[part], single_steps(original)[part]
+        for x in inputs[:COMPARED]:
+            found, expected = fast(x), slow(x)
+            difference = float((found - expected).norm() / expected.norm())
+            # Rounded weights may tip the scales between two blocks, so that far more than the rounding differs.
+            if not difference < (1e-2 if exact else 0.5):
+                raise BlockgateError(
+                    f"{name}: expected the outputs of the trained model, got others by {difference:.2g} of their norm. "
+                    "No speed is reported."
+                )

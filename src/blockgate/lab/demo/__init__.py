@@ -1,0 +1,6 @@
+"""`blockgate demo`: small language models, dense and gated, trained and timed in minutes, and a page about them."""
+
+from blockgate.lab.demo.experiment import DemoOrder, run_demo
+from blockgate.lab.demo.page import results_table, write_page
+
+__all__ = ["DemoOrder", "results_table", "run_demo", "write_page"]

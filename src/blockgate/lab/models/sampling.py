@@ -1,0 +1,80 @@
+"""Words drawn from a language model, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from blockgate.errors import invalid
+from blockgate.grid import check_seed
+from blockgate.lab.data import Vocabulary
+from blockgate.lab.data.corpus import END_OF_SENTENCE
+
+__all__ = ["sample"]
+
+
+def sample(
+    model: nn.Module,
+    vocabulary: Vocabulary,
+    *,
+    prompt: Sequence[str] = (),
+    words: int = 100,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> Iterator[str]:
+    """Yields the words that follow `<eos>` and the prompt.
+
+    Args:
+        model: a `LanguageModel`, or a packed one, in eval mode.
+        vocabulary: its words.
+        prompt: words to begin with.
+        words: how many to draw.
+        temperature: divides the log-probabilities; 0 takes the likeliest word.
+        top_k: how many of the likeliest words to draw among; None for all.
+        seed: of the drawing.
+    """
+    unknown = [word for word in prompt if word not in vocabulary]
+    if unknown:
+        raise invalid(
+            "prompt",
+            expected="words of the vocabulary",
+            got=" ".join(unknown),
+            remedy="Leave them out, or write <unk>.",
+        )
+    if not 0 <= temperature < float("inf"):
+        raise invalid("temperature", expected="a number from 0", got=temperature, remedy="Try 0.8.")
+    if words < 1 or (top_k is not None and top_k < 1):
+        raise invalid("words and top_k", expected="at least 1", got=(words, top_k), remedy="Give larger numbers.")
+    check_seed("seed", seed)
+    return _draw(model, vocabulary, [END_OF_SENTENCE, *prompt], words, temperature, top_k, seed)
+
+
+@torch.no_grad()
+def _draw(
+    model: nn.Module,
+    vocabulary: Vocabulary,
+    before: list[str],
+    words: int,
+    temperature: float,
+    top_k: int | None,
+    seed: int,
+) -> Iterator[str]:
+    generator = torch.Generator().manual_seed(seed)
+    read, carried = vocabulary.encode(before)[:, None], None
+    for _ in range(words):
+        log_probabilities, carried = model(read, carried)
+        number = _choose(log_probabilities[-1, 0], temperature, top_k, generator)
+        yield vocabulary.words[int(number)]
+        read = number.view(1, 1)
+
+
+def _choose(log_probabilities: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> Tensor:
+    """The number of one word, from log-probabilities (words,)."""
+    if temperature == 0:
+        return log_probabilities.argmax()
+    kept = min(top_k or len(log_probabilities), len(log_probabilities))
+    values, numbers = log_probabilities.topk(kept)
+    return numbers[torch.multinomial((values / temperature).softmax(dim=0), 1, generator=generator)]

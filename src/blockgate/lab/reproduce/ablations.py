@@ -1,0 +1,141 @@
+"""The ablations: one gated model, and what becomes of it when one thing is changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from blockgate.gates.base import DEFAULT_KEY_SIZE
+from blockgate.lab.training.config import RampConfig
+
+__all__ = ["ABLATIONS", "DENSE_CHANGES", "IMAGE_ABLATIONS", "PRUNED_CHANGES", "Ablation"]
+
+# Ramps reach their end after this share of the epochs.
+RAMP_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Ablation:
+    """One change.
+
+    Args:
+        label: what tables call it.
+        change: makes the changed run of a plain one; both have gates.
+    """
+
+    label: str
+    change: Callable[[Any], Any]
+
+
+def _gate(**options: Any) -> Callable[[Any], Any]:
+    return lambda run: replace(run, model=replace(run.model, gate=replace(run.model.gate, **options)))
+
+
+def _scaled(name: str, times: float) -> Callable[[Any], Any]:
+    """An option of the gates that is a number of features, times something."""
+
+    def change(run: Any) -> Any:
+        value = getattr(run.model.gate, name)
+        in_numbers = {"auto": DEFAULT_KEY_SIZE, "all": run.model.hidden_size}
+        return _gate(**{name: int(times * in_numbers.get(value, value))})(run)
+
+    return change
+
+
+def _model(**options: Any) -> Callable[[Any], Any]:
+    return lambda run: replace(run, model=replace(run.model, **options))
+
+
+def _output_dropout(run: Any) -> Any:
+    return _model(dropout=0.0, output_dropout=run.model.dropout)(run)
+
+
+def _other_kind(kind: str, **options: Any) -> Callable[[Any], Any]:
+    """Other kinds of gates have neither normalise nor select."""
+    return _gate(kind=kind, normalise=None, select=None, **options)
+
+
+def _ramp(run: Any) -> Any:
+    return replace(run, ramp=RampConfig(end=RAMP_SHARE * run.epochs, every="update"))
+
+
+def _rate(times: float) -> Callable[[Any], Any]:
+    return lambda run: replace(run, optimizer=replace(run.optimizer, lr=times * run.optimizer.lr))
+
+
+def _gate_rate(times: float) -> Callable[[Any], Any]:
+    return lambda run: replace(run, optimizer=replace(run.optimizer, gate_lr=times * run.optimizer.lr))
+
+
+def _start_from_dense(run: Any) -> Any:
+    """The dense arm of the same task and seed lies beside."""
+    task = re.split("-from-dense|-distilled", run.output.parent.name)[0]
+    near = _gate(near_dense=True)(run)
+    return replace(near, start=run.output.parent.parent / f"{task}-dense" / run.output.name)
+
+
+def _distil(run: Any) -> Any:
+    return replace(_start_from_dense(run), distil=0.5)
+
+
+# The dense model's own recipe comes first: all others take it over.
+DENSE_CHANGES = {
+    "dense-slower": Ablation("dense, a third of the learning rate", _rate(1 / 3)),
+    "dense-faster": Ablation("dense, twice the learning rate", _rate(2)),
+    "dense-more-dropout": Ablation("dense, dropout of 0.2", _model(dropout=0.2)),
+    "dense-no-projection": Ablation("dense, no projection before the output", _model(projection=False)),
+}
+# Magnitude pruning gets its own dropout too.
+PRUNED_CHANGES = {
+    "agp-more-dropout": Ablation("magnitude pruning (AGP), dropout of 0.2", _model(dropout=0.2)),
+}
+ABLATIONS = {
+    "plain": Ablation("as configured: rms, per row, small key", lambda run: run),
+    "eq-1": Ablation("Eq. 1: mean, among all blocks", _gate(normalise="mean", select="global")),
+    "mean": Ablation("mean, per row", _gate(normalise="mean")),
+    "global": Ablation("rms, among all blocks", _gate(select="global")),
+    "unnormalised": Ablation("no normalisation, per row", _gate(normalise="none")),
+    "ramp": Ablation("ramp over the first half instead of constant sparsity", _ramp),
+    "near-dense": Ablation("gates start near 1 (bias 1) instead of half closed (bias 0)", _gate(near_dense=True)),
+    "half-key": Ablation("half the key", _scaled("key_size", 0.5)),
+    "double-key": Ablation("twice the key", _scaled("key_size", 2)),
+    "key-all": Ablation("key of all features", _gate(key_size="all")),
+    "low-rank": Ablation("key of all features through a hidden layer of 16", _gate(key_size="all", gate_hidden=16)),
+    "half-block": Ablation("blocks of half the size", _scaled("block_size", 0.5)),
+    "double-block": Ablation("blocks of twice the size", _scaled("block_size", 2)),
+    "slow-gates": Ablation("a tenth of the learning rate for gates", _gate_rate(0.1)),
+    "fast-gates": Ablation("ten times the learning rate for gates", _gate_rate(10.0)),
+    "softmax-sum": Ablation("softmax_sum gates (Eq. 2)", _other_kind("softmax_sum")),
+    "sigmoid": Ablation("sigmoid gates, all blocks open", _other_kind("sigmoid", sparsity=0.0)),
+    "weight-drop": Ablation("weight drop of 0.2", _model(weight_dropout=0.2)),
+    "no-dropout": Ablation("no dropout", _model(dropout=0.0)),
+    "output-dropout": Ablation("dropout of the output alone, where no gate reads it", _output_dropout),
+    "more-dropout": Ablation("dropout of 0.2", _model(dropout=0.2)),
+    "balance": Ablation("balance loss of 0.01", lambda run: replace(run, balance=0.01)),
+    "from-dense": Ablation("start from the trained dense model (twice the updates in all)", _start_from_dense),
+    "distilled": Ablation("the same, and half of the loss against the dense model's predictions", _distil),
+}
+
+# What a network for images has too.
+IMAGE_ABLATIONS = (
+    "plain",
+    "eq-1",
+    "mean",
+    "global",
+    "unnormalised",
+    "ramp",
+    "near-dense",
+    "half-key",
+    "key-all",
+    "low-rank",
+    "half-block",
+    "double-block",
+    "slow-gates",
+    "fast-gates",
+    "softmax-sum",
+    "sigmoid",
+    "balance",
+    "from-dense",
+)

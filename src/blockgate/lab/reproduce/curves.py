@@ -1,0 +1,34 @@
+"""How the arms of an experiment learn: one line each, epoch by epoch."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from blockgate.lab.reproduce.arms import Arm
+
+__all__ = ["draw_curves"]
+
+
+def draw_curves(arms: Sequence[Arm], results: dict[str, list[dict[str, Any]]], metric: str, file: Path) -> None:
+    """Draws the metric on the validation data after every epoch, the mean of all seeds, on a logarithmic scale."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axis = figure.subplots()
+    for arm in arms:
+        runs = [result["epochs"] for result in results.get(arm.name, [])]
+        if runs:
+            rows = list(zip(*runs, strict=True))
+            epochs = [row[0]["epoch"] for row in rows]
+            values = [statistics.mean(of_seed[f"valid_{metric}"] for of_seed in row) for row in rows]
+            percent = "" if arm.percent is None else f", {arm.percent}%"
+            axis.plot(epochs, values, label=f"{arm.label}{percent}", linewidth=1.2)
+    axis.set_yscale("log")
+    axis.set_xlabel("epoch")
+    axis.set_ylabel(f"valid {metric}")
+    axis.grid(alpha=0.3, which="both")
+    axis.legend(fontsize=7)
+    figure.savefig(file, dpi=150)

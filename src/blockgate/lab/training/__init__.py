@@ -1,0 +1,20 @@
+"""Runs: configs, the training loop, hooks, checkpoints and logs. Needs the extra `train`."""
+
+from blockgate.lab.training.checkpoint import Trained, load_trained
+from blockgate.lab.training.config import ImageRun, LanguageModelRun, Run, load_run, shipped_configs
+from blockgate.lab.training.evaluation import evaluate
+from blockgate.lab.training.hooks import Hook
+from blockgate.lab.training.loop import train
+
+__all__ = [
+    "Hook",
+    "ImageRun",
+    "LanguageModelRun",
+    "Run",
+    "Trained",
+    "evaluate",
+    "load_run",
+    "load_trained",
+    "shipped_configs",
+    "train",
+]

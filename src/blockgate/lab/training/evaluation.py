@@ -1,0 +1,32 @@
+"""How well a trained model does, gates included."""
+
+from __future__ import annotations
+
+import torch
+
+from blockgate.inspect import record_gates
+from blockgate.lab.training.checkpoint import Trained
+from blockgate.lab.training.gate_health import gate_facts, has_gates
+from blockgate.lab.training.tasks import make_task
+from blockgate.schedule import set_sparsity
+
+__all__ = ["evaluate"]
+
+
+@torch.no_grad()
+def evaluate(trained: Trained, part: str, *, sparsity: float | None = None) -> dict[str, float]:
+    """Metrics of a trained model on "valid" or "test"; with gates, also how many open and how many depend on inputs.
+
+    Args:
+        trained: the model, and the run that says on which data and with which batch size.
+        part: "valid" or "test".
+        sparsity: set for all gates first; None for that of the checkpoint.
+    """
+    if sparsity is not None:
+        set_sparsity(trained.model, sparsity)
+    task = make_task(trained.run, vocabulary=trained.vocabulary)
+    if not has_gates(trained.model):
+        return task.metrics(task.evaluate(trained.model, part, torch.device("cpu")))
+    with record_gates(trained.model, coactivation=False) as record:
+        metrics = task.metrics(task.evaluate(trained.model, part, torch.device("cpu")))
+    return metrics | gate_facts(record)

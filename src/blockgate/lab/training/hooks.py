@@ -1,0 +1,207 @@
+"""Things that act on a model while it trains: a rising sparsity, averaged weights, or what you write yourself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockgate.lab.baselines import MagnitudePruner, prunable_weights
+from blockgate.lab.training.config import PruningConfig, RampConfig
+from blockgate.schedule import SparsityRamp
+
+__all__ = ["Hook", "PruningHook", "RampHook", "WeightAverage"]
+
+
+class Hook:
+    """Base of all hooks: each method does nothing. State that must survive a restart belongs in `state_dict`."""
+
+    def after_update(self) -> None:
+        """Called after every optimizer step."""
+
+    def after_epoch(self, score: float) -> None:
+        """Called after every epoch and its validation, with the score (lower is better)."""
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Wraps evaluation and the saving of the best model."""
+        yield
+
+    @property
+    def settled(self) -> bool:
+        """Whether the model is what it is to become; only then can it be the best one of a run."""
+        return True
+
+    @property
+    def sparsity(self) -> float | None:
+        """The sparsity it has set, for logs; when it moves, schedules compare scores anew."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs to go on from here: tensors, numbers, text, lists and dicts."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint, whose model has been loaded."""
+
+
+class RampHook(Hook):
+    """Lets the sparsity of all gates rise from 0 to `final`.
+
+    Args:
+        model: with gated layers.
+        final: sparsity at the end.
+        config: when; in epochs.
+        updates_per_epoch: how many updates an epoch has.
+    """
+
+    def __init__(self, model: nn.Module, final: float, config: RampConfig, updates_per_epoch: int) -> None:
+        unit = 1 if config.every == "epoch" else updates_per_epoch
+        self.every = config.every
+        self.ramp = SparsityRamp(model, final, round(config.begin * unit), round(config.end * unit), config.shape)
+
+    def after_update(self) -> None:
+        """A step of a ramp that moves with updates."""
+        if self.every == "update":
+            self.ramp.step()
+
+    def after_epoch(self, score: float) -> None:  # noqa: ARG002
+        """A step of a ramp that moves with epochs."""
+        if self.every == "epoch":
+            self.ramp.step()
+
+    @property
+    def settled(self) -> bool:
+        """Whether the final sparsity is reached."""
+        return self.ramp.steps_done >= self.ramp.end
+
+    @property
+    def sparsity(self) -> float:
+        """The sparsity now."""
+        return self.ramp.sparsity
+
+    def state_dict(self) -> dict[str, Any]:
+        """The ramp's."""
+        return self.ramp.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The ramp's."""
+        self.ramp.load_state_dict(state)
+
+
+class PruningHook(Hook):
+    """Prunes the matrices whose kind the model's config decides: recurrent ones, or hidden layers.
+
+    Args:
+        model: with `matrix_layers`, and dense matrices in them.
+        config: how much and when; in epochs.
+        updates_per_epoch: how many updates an epoch has.
+    """
+
+    def __init__(self, model: nn.Module, config: PruningConfig, updates_per_epoch: int) -> None:
+        layers = tuple(f"{name}." for name in model.matrix_layers)  # type: ignore[union-attr]
+        begin, end, every = (
+            max(1, round(epochs * updates_per_epoch)) for epochs in (config.begin, config.end, config.every)
+        )
+        self.pruner = MagnitudePruner(
+            prunable_weights(model, lambda name: name.startswith(layers)),
+            config.sparsity,
+            begin,
+            end,
+            every,
+            initial=config.initial,
+            block_size=config.block_size,
+        )
+
+    def after_update(self) -> None:
+        """Prunes when it is time, and keeps what is pruned at zero."""
+        self.pruner.step()
+
+    @property
+    def settled(self) -> bool:
+        """Whether the last pruning is done."""
+        return self.pruner.steps_done >= self.pruner.end
+
+    @property
+    def sparsity(self) -> float:
+        """What the last pruning was asked for."""
+        return self.pruner.sparsity
+
+    def state_dict(self) -> dict[str, Any]:
+        """The pruner's."""
+        return self.pruner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The pruner's."""
+        self.pruner.load_state_dict(state)
+
+
+class WeightAverage(Hook):
+    """Averages the weights over all updates from the moment that validation stops improving (Merity et al., 2017).
+
+    Args:
+        model: whose parameters are averaged.
+        patience: epochs without improvement after which averaging begins.
+    """
+
+    def __init__(self, model: nn.Module, patience: int) -> None:
+        self.parameters = list(model.parameters())
+        self.patience = patience
+        self.best = math.inf
+        self.bad_epochs = 0
+        self.count = 0
+        self.means: list[Tensor] = []
+
+    @property
+    def started(self) -> bool:
+        """Whether weights are being averaged."""
+        return bool(self.means)
+
+    @torch.no_grad()
+    def after_update(self) -> None:
+        """Takes the weights into the average."""
+        if self.started:
+            self.count += 1
+            for mean, parameter in zip(self.means, self.parameters, strict=True):
+                mean.lerp_(parameter, 1 / self.count)
+
+    def after_epoch(self, score: float) -> None:
+        """Begins to average when it is time."""
+        self.bad_epochs = 0 if score < self.best else self.bad_epochs + 1
+        self.best = min(self.best, score)
+        if not self.started and self.bad_epochs > self.patience:
+            self.means = [parameter.detach().clone() for parameter in self.parameters]
+            self.count = 1
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """The averages stand in for the weights."""
+        if not self.started:
+            yield
+            return
+        kept = [parameter.detach().clone() for parameter in self.parameters]
+        self._write(self.means)
+        try:
+            yield
+        finally:
+            self._write(kept)
+
+    @torch.no_grad()
+    def _write(self, values: list[Tensor]) -> None:
+        for parameter, value in zip(self.parameters, values, strict=True):
+            parameter.copy_(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Averages and counters."""
+        return {"best": self.best, "bad_epochs": self.bad_epochs, "count": self.count, "means": self.means}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint."""
+        self.best, self.bad_epochs, self.count = state["best"], state["bad_epochs"], state["count"]
+        self.means = [
+            mean.to(parameter.device) for mean, parameter in zip(state["means"], self.parameters, strict=False)
+        ]

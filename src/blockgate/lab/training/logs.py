@@ -1,0 +1,111 @@
+"""What a run leaves to read: a table of epochs, TensorBoard curves, a progress bar and a line per epoch."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blockgate.lab.training.checkpoint import write_whole
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+__all__ = ["RunLog"]
+
+
+class RunLog:
+    """The logs of one process; only the first of several writes and shows anything.
+
+    Args:
+        folder: of the run; None to write nothing.
+        first_update: the update that a resumed run goes on from; later points of the curves are dropped.
+        quiet: show nothing.
+    """
+
+    def __init__(self, folder: Path | None, *, first_update: int, quiet: bool = False) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.folder = folder
+        self.writer: SummaryWriter | None = None
+        if folder is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_update)
+        self.console = Console(stderr=True, quiet=quiet or folder is None)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=self.console.quiet or not self.console.is_terminal,
+        )
+        self.task = self.bar.add_task("", facts="")
+
+    def begin_epoch(self, epoch: int, epochs: int, done: int, batches: int) -> None:
+        """Starts the bar at the first batch that is left to do."""
+        self.bar.start()
+        self.bar.reset(self.task, total=batches, completed=done, description=f"epoch {epoch}/{epochs}", facts="")
+        self._clock, self._count = time.perf_counter(), 0.0
+
+    def advance(self, done: int) -> None:
+        """Moves the bar."""
+        self.bar.update(self.task, completed=done)
+
+    def update(self, updates: int, facts: dict[str, float]) -> None:
+        """A point of the curves, and the facts beside the bar."""
+        self.bar.update(self.task, facts=_line(facts))
+        self._curves(facts, updates, "train")
+
+    def epoch(self, rows: list[dict[str, float]]) -> None:
+        """The table with one more row, the curves, and a line to read."""
+        row = rows[-1]
+        self.bar.stop()
+        self.console.print(_line(row), highlight=False, soft_wrap=True)
+        self._curves(
+            {name: value for name, value in row.items() if name not in {"epoch", "updates"}},
+            int(row["updates"]),
+            "epoch",
+        )
+        if self.folder is not None:
+            text = io.StringIO()
+            names = list(dict.fromkeys(name for one in rows for name in one))
+            table = csv.DictWriter(text, names, lineterminator="\n")
+            table.writeheader()
+            table.writerows(rows)
+            write_whole(self.folder / "epochs.csv", lambda stream: stream.write(text.getvalue().encode()))
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def write_json(self, name: str, data: dict[str, Any]) -> None:
+        """A file of facts in the run's folder."""
+        if self.folder is not None:
+            text = json.dumps(data, indent=2, default=str) + "\n"
+            write_whole(self.folder / name, lambda stream: stream.write(text.encode()))
+
+    def close(self) -> None:
+        """Ends the bar and the curves."""
+        self.bar.stop()
+        if self.writer is not None:
+            self.writer.close()
+
+    def _curves(self, facts: dict[str, float], updates: int, group: str) -> None:
+        if self.writer is not None:
+            for name, value in facts.items():
+                self.writer.add_scalar(f"{group}/{name}", value, updates)
+
+
+def _line(facts: dict[str, float]) -> str:
+    return "  ".join(
+        f"{name.replace('_', ' ')} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in facts.items()
+    )

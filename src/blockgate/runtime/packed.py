@@ -1,0 +1,287 @@
+"""Linear layers that hold nothing but packed blocks: what `pack` makes of a model, for inference."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from blockgate.errors import BlockgateError, invalid
+from blockgate.grid import BlockGrid
+from blockgate.ops.packed import PACKED_DTYPES, dense_packed_linear, packed_linear, unpack_blocks
+from blockgate.runtime.block_linear import BlockLinear, GatedLinear, autocast_dtype, check_rows
+from blockgate.runtime.prepared import (
+    FusedDense,
+    FusedLinear,
+    PackedWeight,
+    Renewed,
+    for_inference,
+    fused_op_serves,
+    pack_weight,
+    usable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Self
+
+    from blockgate.gates import Gate, TopKGate
+
+__all__ = [
+    "FORMAT_VERSION",
+    "PackedBlocks",
+    "PackedDynamicSparseLinear",
+    "PackedLinear",
+    "check_packed_dtype",
+]
+
+# Of the packed layout in checkpoints; a reader refuses any other.
+FORMAT_VERSION = 1
+
+# How a plain nn.Linear is cut: int8 gets a scale for every 128 inputs.
+DENSE_BLOCK = 128
+
+
+def check_packed_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns `dtype` if weights can be packed to it."""
+    if dtype not in PACKED_DTYPES:
+        raise invalid("dtype", expected=f"one of {PACKED_DTYPES}", got=dtype, remedy="torch.float32 keeps every bit.")
+    return dtype
+
+
+class PackedBlocks(nn.Module):
+    """The packed blocks of one weight, as buffers; loads an unpacked weight too, and packs it anew.
+
+    Args:
+        weight: (m, n), any floating type.
+        grid: its block grid.
+        dtype: torch.float32, torch.bfloat16 or torch.int8.
+    """
+
+    blocks: Tensor
+    scale: Tensor
+    version: Tensor
+
+    def __init__(self, weight: Tensor, grid: BlockGrid, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.grid = grid
+        packed = _pack_checked(weight, grid, dtype)
+        self.register_buffer("blocks", packed.blocks)
+        self.register_buffer("scale", packed.scale)
+        self.register_buffer("version", torch.tensor(FORMAT_VERSION, device=weight.device))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the weights are stored as."""
+        return self.blocks.dtype
+
+    def weight(self) -> Tensor:
+        """The weight (m, n) in float32 that the blocks stand for."""
+        sizes = (self.grid.out_features, self.grid.in_features, *self.grid.block)
+        return cast("Tensor", unpack_blocks(self.blocks, self.scale, *sizes))
+
+    def extra_repr(self) -> str:
+        """For print(model)."""
+        return f"{str(self.dtype).removeprefix('torch.')}, blocks={self.grid.out_blocks}x{self.grid.in_blocks}"
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        return super()._apply(_moving_only(fn), recurse)  # type: ignore[no-untyped-call]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        version = state_dict.get(prefix + "version")
+        blocks = state_dict.get(prefix + "blocks")
+        if version is not None and not version.is_meta and int(version) != FORMAT_VERSION:
+            raise invalid(
+                f"{prefix}version",
+                expected=f"packed format {FORMAT_VERSION}",
+                got=int(version),
+                remedy="Pack the model anew with this version of blockgate.",
+            )
+        if blocks is not None and blocks.dtype != self.dtype:
+            raise invalid(
+                f"{prefix}blocks",
+                expected=f"{self.dtype}, as this model was packed to",
+                got=blocks.dtype,
+                remedy="Pack the model to the dtype of the checkpoint before loading.",
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _moving_only(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """`fn` where it moves a tensor, but not where it casts: kernels read the types that packing chose."""
+
+    def move(t: Tensor) -> Tensor:
+        moved = fn(t)
+        return moved if moved.dtype == t.dtype else t.to(moved.device)
+
+    return move
+
+
+def _pack_checked(weight: Tensor, grid: BlockGrid, dtype: torch.dtype) -> PackedWeight:
+    if dtype == torch.int8 and not weight.is_meta and not torch.isfinite(weight).all():
+        raise invalid("weight", expected="finite values for int8", got="NaN or inf", remedy="Pack to torch.float32.")
+    return pack_weight(weight, grid, dtype)
+
+
+class PackedLinear(nn.Module, BlockLinear):
+    """nn.Linear on packed blocks, all of them open. For inference; made by `pack`.
+
+    Args:
+        weight: (out_features, in_features), or the other way round where `transposed`; copied, and not kept.
+        bias: (out_features) or None; copied.
+        dtype: torch.float32, torch.bfloat16 or torch.int8.
+        grid: the cut of the weight; blocks of 128 if None.
+        transposed: whether the layer stores its weight as (in_features, out_features); so do its checkpoints.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        grid: BlockGrid | None = None,
+        *,
+        transposed: bool = False,
+    ) -> None:
+        super().__init__()
+        self._transposed = transposed
+        weight = weight.t() if transposed else weight
+        self.grid = grid or BlockGrid(weight.shape[0], weight.shape[1], DENSE_BLOCK)
+        self.packed = PackedBlocks(weight, self.grid, check_packed_dtype(dtype))
+        copied = None if bias is None else nn.Parameter(bias.detach().float().clone(), requires_grad=False)
+        self.register_parameter("bias", copied)
+        self._fused: Renewed[FusedDense] = Renewed()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """y (..., out_features) for x (..., in_features), in the type of x; computed in float32."""
+        if for_inference(x) and (fused := self._follow_weights()):
+            fast = fused(x)
+            if fast is not None:
+                return fast
+        self._check_input(x)
+        rows = x.reshape(-1, self.in_features).float()
+        y = dense_packed_linear(
+            rows, self.packed.blocks, self.packed.scale, self.bias, self.out_features, *self.grid.block
+        )
+        return self._as_output(y, x)
+
+    def repack(self) -> None:
+        """Forgets what is prepared for native calls; needed only after writing weights through `.data`."""
+        self._fused.drop()
+
+    def _follow_weights(self) -> FusedDense | None:
+        """The layer prepared for native calls, anew when anything of it has changed; None if they can't serve."""
+        packed, gate = self._modules["packed"], self._modules.get("gate")
+        if packed is None or "bias" not in self._parameters:  # pruned or parametrized
+            return None
+        sources = [packed._buffers["blocks"], packed._buffers["scale"], self._parameters["bias"]]
+        if gate is None:
+            return self._fused.get(sources, (), self.prepare)
+        options = (id(gate), gate.key_offset, gate.key_size, gate.groups, gate.normalise)
+        return self._fused.get([*sources, *gate._parameters.values()], options, self.prepare)
+
+    def prepare(self) -> FusedDense | None:
+        """The layer prepared for native calls; None if native code can't read it."""
+        if not self.packed.blocks.is_cpu or not usable((self.bias,)):
+            return None
+        return FusedDense(PackedWeight(self.packed.blocks, self.packed.scale), self.bias, self.grid)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self.repack()
+        return super()._apply(_moving_only(fn), recurse)  # type: ignore[no-untyped-call]
+
+    def extra_repr(self) -> str:
+        """The sizes, for print(model)."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+    def _as_output(self, y: Tensor, x: Tensor) -> Tensor:
+        """y (N, m) with the leading dimensions and the type that x asks for, or autocast's type."""
+        return y.to(autocast_dtype(x.device.type) or x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def _check_input(self, x: Tensor) -> None:
+        check_rows(x, self.in_features)
+        if x.device != self.packed.blocks.device:
+            raise invalid(
+                "input",
+                expected=f"a tensor on {self.packed.blocks.device}, as the layer's blocks",
+                got=str(x.device),
+                remedy="Move the input or the layer with .to(device).",
+            )
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise BlockgateError(
+                "packed layer: expected an input without gradient, got one that requires it. Packed models are for "
+                "inference: train the model it was packed from, or use torch.no_grad()."
+            )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # A checkpoint of the unpacked layer has `weight`: pack it, and go on as if it had been saved packed.
+        weight = state_dict.pop(prefix + "weight", None)
+        weight = weight.t() if weight is not None and self._transposed else weight
+        shape = (self.out_features, self.in_features)
+        if weight is not None and weight.shape != shape:
+            args[-1].append(f"size mismatch for {prefix}weight: expected {shape}, got {tuple(weight.shape)}.")
+        elif weight is not None:
+            packed = _pack_checked(weight, self.grid, self.packed.dtype)
+            fresh = {"blocks": packed.blocks, "scale": packed.scale, "version": torch.tensor(FORMAT_VERSION)}
+            state_dict.update({f"{prefix}packed.{name}": value for name, value in fresh.items()})
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
+    """DynamicSparseLinear on packed blocks: the gate stays float32, the weight is kept packed alone.
+
+    Args:
+        weight: as for `PackedLinear`, and the next two.
+        bias: (out_features) or None.
+        gate: the gate of the layer; copied.
+        dtype: torch.float32, torch.bfloat16 or torch.int8.
+        transposed: as for `PackedLinear`.
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, gate: Gate, dtype: torch.dtype, *, transposed: bool = False
+    ) -> None:
+        super().__init__(weight, bias, dtype, gate.grid, transposed=transposed)
+        self.gate: Gate = copy.deepcopy(gate).float().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """y (..., out_features) for x (..., in_features), in the type of x; computed in float32."""
+        gate = self._modules["gate"]
+        if fused_op_serves(x, self, gate) and (fused := self._follow_weights()):
+            fast = fused(x, cast("TopKGate", gate)._open_blocks)
+            if fast is not None:
+                return fast
+        self._check_input(x)
+        rows = x.reshape(-1, self.in_features).float()
+        gates, indices = self.gate(rows)
+        y = packed_linear(
+            rows,
+            self.packed.blocks,
+            self.packed.scale,
+            self.bias,
+            gates,
+            indices,
+            self.out_features,
+            *self.grid.block,
+        )
+        return self._as_output(y, x)
+
+    def gates(self, x: Tensor) -> Tensor:
+        """The gates that x (..., in_features) gets: (..., out_blocks, in_blocks), 0 where closed."""
+        return super().gates(x.float())
+
+    def train(self, mode: bool = True) -> Self:  # noqa: ARG002
+        """Packed layers are for inference: they stay in eval mode, whatever the model around them does."""
+        return super().train(False)
+
+    def prepare(self) -> FusedLinear | None:
+        """The layer prepared for native calls; None if native code can't read it."""
+        if not self.packed.blocks.is_cpu or not usable((self.bias, *self.gate.parameters())):
+            return None
+        packed = PackedWeight(self.packed.blocks, self.packed.scale)
+        return FusedLinear(packed, self.bias, cast("TopKGate", self.gate), self.grid)

@@ -1,0 +1,112 @@
+"""The measuring itself: arms, checks and reports at toy size. No test looks at how long anything took."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from blockgate.cli import main
+from blockgate.cli.bench import parse_shape
+from blockgate.lab.bench import linear, targets, timing, training
+from tests.helpers import raises_blockgate
+
+SMALL = linear.LinearCase(out_features=64, in_features=48, batch=3, block=16, key=16)
+
+
+def test_timing_summary_by_hand():
+    summary = timing.Timing.of([float(n) for n in range(1, 101)])
+    assert (summary.median, summary.p10, summary.p90, summary.p99, summary.calls) == (50.5, 11.0, 91.0, 100.0, 100)
+
+
+def test_arms_take_turns():
+    order = []
+    timing.interleave({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, seconds=0.01)
+    changes = sum(x != y for x, y in itertools.pairwise(order))
+    assert changes >= 15
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_case_has_all_arms_with_their_densities(cold, monkeypatch):
+    monkeypatch.setattr(timing, "cache_bytes", lambda: 1 << 16)
+    monkeypatch.setattr(timing, "_eviction", [])
+    case = linear.LinearCase(out_features=64, in_features=48, block=16, key=16, cold=cold)
+    result = linear.run_linear(case, seconds=0.001)
+    names = [arm.name for arm in result.arms]
+    for name in ("torch fp32", "blockgate fp32 50%", "blockgate bf16 75%", "blockgate int8 90%", "torch CSR 90%"):
+        assert name in names
+    by_name = {arm.name: arm for arm in result.arms}
+    assert by_name["blockgate fp32 50%"].density == 0.5
+    assert by_name["blockgate fp32 0%"].density == 1.0
+    assert result.speedup(by_name["torch fp32"]) == 1.0
+    assert json.loads(json.dumps(result.to_dict()))["case"]["block"] == 16
+
+
+def test_a_wrong_result_is_never_timed(monkeypatch):
+    monkeypatch.setattr(linear, "_reference_output", lambda _, x: torch.zeros(x.shape[0], 64))
+    with raises_blockgate("bench: expected a correct result before timing it"):
+        linear.run_linear(SMALL, seconds=0.001)
+
+
+def test_training_measures_time_and_memory():
+    case = linear.LinearCase(out_features=1024, in_features=1024, batch=8, sparsities=(0.5,))
+    result = training.run_training(case, seconds=0.001)
+    assert set(result.timings) == set(result.memory) == {"torch fp32", "blockgate fp32 50%"}
+    # At least the weight and its gradient.
+    assert min(result.memory.values()) > 2 * 1024 * 1024 * 4
+
+
+def test_every_target_has_a_floor_for_each_sparsity():
+    for target in targets.TARGETS:
+        assert len(target.floors) == len(target.sparsities)
+        assert all(floor > 0 for floor in target.floors)
+    result = targets.TargetResult(
+        target=targets.TARGETS[0], speedups=[1.9, 3.4, 7.4], cold_speedups=None, dense_seconds=1.0
+    )
+    assert not result.met
+
+
+def test_the_command_writes_its_report_and_prints_json(tmp_path, capsys):
+    flags = ["--shapes", "64x48", "--batches", "1", "--block", "16", "--key", "16", "--seconds", "0.001"]
+    assert main(["bench", "linear", *flags, "--no-static", "--output", str(tmp_path / "r"), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "r.json").read_text())
+    text = (tmp_path / "r.md").read_text()
+    assert "| blockgate fp32 90% |" in text
+    assert "threads" in text
+    assert (tmp_path / "r.png").stat().st_size > 1000
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["r.json", "r.md", "r.png"]
+
+
+def test_bad_flags_are_one_clear_line(capsys):
+    assert main(["bench", "linear", "--shapes", "64by48"]) == 2
+    assert "--shapes: expected OUTxIN such as 6144x1536, got '64by48'" in capsys.readouterr().err
+    assert main(["bench", "targets", "--only", "no such line"]) == 2
+    for flags in (["--threads", "0"], ["--threads", "100000000"], ["--seconds", "nan"], ["--sparsities", "1.0"]):
+        assert main(["bench", *flags]) == 2
+    for flags in (["--batches", "0"], ["--batches"], ["--shapes", "9999999x9999999"], ["--block", "0"]):
+        assert main(["bench", "linear", *flags]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert parse_shape("6144x1536") == (6144, 1536)
+
+
+def test_block_sizes_are_measured_with_all_arms(tmp_path, monkeypatch, capsys):
+    """The script behind the picture of docs/block-size.md."""
+    script = Path(__file__).parents[2] / "benchmarks" / "block_size.py"
+    command = [str(script), "--shape", "256x128", "--seconds", "0.001", "--output", str(tmp_path / "made")]
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(timing, "cache_bytes", lambda: 1 << 16)
+    monkeypatch.setattr(timing, "_eviction", [])
+    runpy.run_path(str(script), run_name="__main__")
+    data = json.loads((tmp_path / "made.json").read_text())
+    arms = {entry["arm"]: entry for entry in data["results"]}
+    assert {"torch fp32", "packed dense", "block 32, key 64", "block 128, key all"} <= arms.keys()
+    # 32 blocks of 32x32, of which 3 are open, and a gate of 64 features for each block.
+    assert arms["block 32, key 64"]["mac_share"] == pytest.approx(3 / 32 + 64 / 32**2)
+    assert data["load"] >= 0
+    assert (tmp_path / "made.md").read_text() in capsys.readouterr().out

@@ -1,0 +1,108 @@
+"""The comparisons of recurrent networks at toy size: arms, checks, reports. No test looks at how long anything took."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from blockgate.cli import main
+from blockgate.lab.bench import comparison, language_model, recurrent, recurrent_targets
+from blockgate.lab.bench.recurrent import RecurrentCase
+from tests.helpers import assert_close, raises_blockgate
+
+SMALL = RecurrentCase(hidden=32, block=16, key=16)
+TRAINED = RecurrentCase(hidden=32, block=16, key=16, batch=3, steps=4)
+FP32, INT8 = torch.float32, torch.int8
+
+
+def names(result):
+    return [contender.name for contender in result.contenders]
+
+
+def test_ratios_are_to_the_fastest_rival():
+    contenders = [
+        comparison.Contender(name="slow", call=lambda: None, rival=True),
+        comparison.Contender(name="fast", call=lambda: None, rival=True),
+        comparison.Contender(name="ours", call=lambda: None, floor=3.0),
+    ]
+    times = {"slow": 8.0, "fast": 4.0, "ours": 2.0}
+    result = comparison.ComparisonResult(
+        comparison=comparison.Comparison(work="w", contenders=contenders, left_out={"other": "not there"}),
+        timings={name: comparison.Timing.of([seconds]) for name, seconds in times.items()},
+        cold_timings={},
+    )
+    assert result.best_rival == "fast"
+    assert result.speedup("ours") == 2.0
+    assert not result.met
+    text = comparison.comparison_markdown(result)
+    assert "**2.00x**" in text, "a missed floor stands out"
+    assert "Not measured: other (not there)." in text
+    assert json.loads(json.dumps(result.to_dict()))["arms"][2]["floor"] == 3.0
+
+
+@pytest.mark.parametrize("build", [recurrent.lstm_decode, recurrent.qrnn_decode])
+def test_decoding_has_every_type_and_sparsity(build):
+    compared = build(SMALL, {FP32: {0.5: 1.8, 0.9: None}, INT8: {0.5: 5, 0.9: 13}})
+    ours = [name for name in names(compared) if name.startswith("blockgate")]
+    assert ours == ["blockgate fp32 50%", "blockgate int8 50%", "blockgate fp32 90%", "blockgate int8 90%"]
+    result = comparison.run_comparison(compared, seconds=0.001)
+    assert result.timings.keys() == set(names(compared))
+
+
+@pytest.mark.parametrize("build", [recurrent.lstm_training, recurrent.qrnn_training])
+def test_training_runs_every_arm(build):
+    compared = build(TRAINED, {0.5: 1.2, 0.9: 2.5})
+    for contender in compared.contenders:
+        contender.call()
+    assert names(compared)[-2:] == ["blockgate 50%", "blockgate 90%"]
+
+
+def test_the_loop_over_cells_is_the_lstm():
+    lstm = nn.LSTM(5, 6, 2)
+    x = torch.randn(4, 3, 5)
+    y, states = recurrent._CellLoop(lstm)(x)
+    want, (h, _) = lstm(x)
+    assert_close(y, want)
+    assert_close(torch.stack([h for h, _ in states]), h)
+
+
+def test_engines_that_are_missing_are_named(monkeypatch):
+    monkeypatch.setattr(language_model.importlib.util, "find_spec", lambda _: None)
+    compared = language_model.compare_language_models(SMALL, 20, {0.5: 1.35})
+    assert names(compared) == ["torch fp32", "torch int8 dynamic", "blockgate int8 50%, dense decoder"]
+    assert "onnx is not installed" in compared.left_out["ONNX Runtime int8"]
+    for contender in compared.contenders:
+        contender.call()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's exporter and the engines warn of each other
+@pytest.mark.parametrize("engine", ["ONNX Runtime fp32", "OpenVINO fp32"])
+def test_engines_compute_the_same_model(engine):
+    pytest.importorskip("onnx")
+    pytest.importorskip({"O": "onnxruntime", "V": "openvino"}["V" if "VINO" in engine else "O"])
+    case = RecurrentCase(hidden=32, steps=3)
+    model = language_model.WordModel(20, nn.LSTM(32, 32, 2), 32).eval()
+    step = language_model._engines(case)[engine](model)
+    with torch.no_grad():
+        for got, want in zip(step(*language_model._start(case)), model(*language_model._start(case)), strict=True):
+            torch.testing.assert_close(torch.as_tensor(got), want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_wrong_result_is_never_timed():
+    with raises_blockgate("No speed is reported"):
+        recurrent.require_close(torch.zeros(3), torch.ones(3), "this")
+    with raises_blockgate("No speed is reported"):
+        recurrent.require_close(torch.tensor([float("nan")]), torch.ones(1), "this")
+
+
+def test_the_command_writes_its_report(tmp_path, monkeypatch, capsys):
+    planned = recurrent_targets.Planned("small", lambda: recurrent.lstm_training(TRAINED, {0.5: 1.0}), cold=True)
+    monkeypatch.setattr("blockgate.cli.bench.LSTM_COMPARISONS", (planned,))
+    assert main(["bench", "lstm", "--seconds", "0.001", "--output", str(tmp_path / "r")]) == 0
+    assert "| blockgate 50% |" in (tmp_path / "r.md").read_text()
+    assert json.loads((tmp_path / "r.json").read_text())["results"][0]["best_rival"].startswith("nn.LSTM")
+    assert main(["bench", "lstm", "--only", "nothing"]) == 2
+    assert "a part of one of ['small']" in capsys.readouterr().err

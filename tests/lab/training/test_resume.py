@@ -1,0 +1,133 @@
+"""A run that is killed and resumed ends bit by bit like one that was not."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from blockgate.lab.training import Hook, train
+from blockgate.lab.training.checkpoint import load_checkpoint
+from blockgate.lab.training.config import OptimizerConfig, RampConfig, ScheduleConfig, run_to_plain
+from tests.corpora import tiny_image_run, tiny_text_run, write_images, write_texts
+
+
+def everything(folder):
+    """All that a run leaves, but for times, speeds and its own name."""
+    rows = [
+        {name: value for name, value in row.items() if "second" not in name}
+        for row in csv.DictReader((folder / "epochs.csv").read_text().splitlines())
+    ]
+    last, best = (load_checkpoint(folder / name) for name in ("last.pt", "best.pt"))
+    for state in (last, best):
+        for name in ("output", "resume", "checkpoint_seconds"):
+            del state["run"][name]
+    for row in last["training"]["rows"]:
+        for name in [name for name in row if "second" in name]:
+            del row[name]
+    return rows, last, best, json.loads((folder / "results.json").read_text())
+
+
+def assert_identical(a, b, at="run"):
+    """Nested data equal bit by bit."""
+    assert type(a) is type(b), at
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), at
+        for name in a:
+            assert_identical(a[name], b[name], f"{at}.{name}")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), at
+        for number, (one, other) in enumerate(zip(a, b, strict=True)):
+            assert_identical(one, other, f"{at}[{number}]")
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), at
+    else:
+        assert a == b, at
+
+
+class Crash(Hook):
+    """Fails after some updates of a process, at a moment when nothing is tidied up."""
+
+    def __init__(self, after):
+        self.left = after
+
+    def after_update(self):
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("crash")
+
+
+RAMP = RampConfig(begin=0.5, end=1.5, every="update")
+RUNS = {
+    "sgd-ramp-plateau": {"ramp": RAMP, "schedule": ScheduleConfig(kind="plateau")},
+    "adam-varied": {
+        "optimizer": OptimizerConfig(kind="adam", lr=0.01),
+        "varied_bptt": True,
+        "activation_l2": 1.0,
+        "slowness": 1.0,
+        "schedule": ScheduleConfig(kind="cosine"),
+    },
+    "asgd": {"optimizer": OptimizerConfig(kind="asgd", lr=50.0, clip=0.25, average_after=0), "epochs": 4},
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_that_crashes_again_and_again_ends_the_same(name, tmp_path):
+    texts = write_texts(tmp_path / "texts", train=700, other=120)
+    run = tiny_text_run(texts, tmp_path / "whole", **RUNS[name])
+    train(run, quiet=True)
+    broken = replace(run, output=tmp_path / "broken", checkpoint_seconds=0.0)
+    for number, after in enumerate((3, 1, 12, 7)):
+        with pytest.raises(RuntimeError, match="crash"):
+            train(replace(broken, resume=number > 0), hooks=[lambda *_, n=after: Crash(n)], quiet=True)
+    train(replace(broken, resume=True), hooks=[lambda *_: Crash(-1)], quiet=True)
+    found, expected = everything(tmp_path / "broken"), everything(tmp_path / "whole")
+    # The crashing hook has a state of its own, empty, in front of the others.
+    assert found[1]["training"]["hooks"].pop(0) == {}
+    assert_identical(found, expected)
+    if name == "asgd":
+        assert expected[1]["training"]["hooks"][0]["count"] > 1
+
+
+def test_images_resume_in_the_middle_of_an_epoch(tmp_path):
+    images = write_images(tmp_path / "images")
+    run = tiny_image_run(images, tmp_path / "whole")
+    train(run, quiet=True)
+    broken = replace(run, output=tmp_path / "broken", checkpoint_seconds=0.0)
+    with pytest.raises(RuntimeError, match="crash"):
+        train(broken, hooks=[lambda *_: Crash(14)], quiet=True)
+    train(replace(broken, resume=True), hooks=[lambda *_: Crash(-1)], quiet=True)
+    found, expected = everything(tmp_path / "broken"), everything(tmp_path / "whole")
+    assert found[1]["training"]["hooks"].pop(0) == {}
+    assert_identical(found, expected)
+
+
+def test_a_process_killed_outright_is_resumed_exactly(tmp_path):
+    texts = write_texts(tmp_path / "texts", train=700, other=120)
+    run = tiny_text_run(texts, tmp_path / "whole", epochs=4, ramp=RAMP)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(run_to_plain(replace(run, checkpoint_seconds=0.0))))
+    killed = tmp_path / "killed"
+    command = [sys.executable, "-m", "blockgate", "train", str(config), "--output", str(killed)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ) as process:
+        while not (killed / "epochs.csv").exists() and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        process.kill()
+    assert process.returncode == -9
+    assert not (killed / "results.json").exists()
+    at = load_checkpoint(killed / "last.pt")["training"]["updates"]
+    train(replace(run, output=killed, resume=True), quiet=True)
+    train(run, quiet=True)
+    whole = everything(tmp_path / "whole")
+    assert 0 < at < whole[1]["training"]["updates"]
+    assert_identical(everything(killed), whole)
+    left = {path.name for path in killed.iterdir() if not path.name.startswith(".")}
+    assert left == {path.name for path in (tmp_path / "whole").iterdir()}
