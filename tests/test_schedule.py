@@ -30,7 +30,7 @@ def test_set_sparsity_changes_all_or_nothing():
 
 
 def test_set_sparsity_needs_gates():
-    with raises_blockgate("set_sparsity: expected a model with gated layers, got 'Linear'"):
+    with raises_blockgate("model: expected one with gated layers, got 'Linear'"):
         bg.set_sparsity(nn.Linear(2, 2), 0.5)
 
 

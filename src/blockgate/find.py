@@ -1,16 +1,19 @@
-"""Layers by name: one rule for every call that takes name patterns."""
+"""Layers of a model: its gates, its outermost layers of some kind, and layers by name patterns."""
 
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from blockgate.errors import invalid
+from torch import nn
+
+from blockgate.errors import InvalidInputError, invalid
+from blockgate.gates import Gate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["check_patterns", "first_match", "matches"]
+__all__ = ["check_patterns", "first_match", "gate_label", "gate_names", "matches", "named_gates", "outermost"]
 
 Value = TypeVar("Value")
 
@@ -47,3 +50,50 @@ def check_patterns(patterns: Mapping[str, object], layers: Sequence[Sequence[str
             got=pattern,
             remedy="Put it before the wider patterns." if hidden else "'*' matches all.",
         )
+
+
+def named_gates(model: nn.Module) -> dict[str, Gate]:
+    """The gates of `model`, each once, under the names that reports use; at least one."""
+    found = model.named_modules() if isinstance(model, nn.Module) else ()
+    gates = {gate_label(path): module for path, module in found if isinstance(module, Gate)}
+    if not gates:
+        raise _no_gates(model)
+    return gates
+
+
+def gate_names(model: nn.Module) -> dict[Gate, list[str]]:
+    """The gates of `model` and all names of each: a layer that is used in several places has several; at least one."""
+    names: dict[Gate, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False) if isinstance(model, nn.Module) else ():
+        if isinstance(module, Gate):
+            names.setdefault(module, []).append(name)
+    if not names:
+        raise _no_gates(model)
+    return names
+
+
+def gate_label(path: str) -> str:
+    """The name that reports use for the gate at `path`: fc.gate is fc, lstm.gate_ih_l0 is lstm.ih_l0."""
+    owner, _, name = path.rpartition(".")
+    if name == "gate":
+        return owner or path
+    return ".".join(part for part in (owner, name.removeprefix("gate_")) if part)
+
+
+def outermost(model: nn.Module, kinds: tuple[Any, ...], name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Names and modules of the outermost layers of these kinds, once for every place; `name` is that of `model`."""
+    if isinstance(model, kinds):
+        yield name, model
+        return
+    for child_name, child in model._modules.items():
+        if child is not None:
+            yield from outermost(child, kinds, f"{name}.{child_name}" if name else child_name)
+
+
+def _no_gates(model: object) -> InvalidInputError:
+    return invalid(
+        "model",
+        expected="one with gated layers",
+        got=type(model).__name__,
+        remedy="Convert it with bg.sparsify_, or build it with bg.DynamicSparseLinear.",
+    )

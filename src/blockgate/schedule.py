@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from blockgate.errors import invalid
-from blockgate.find import check_patterns, first_match
-from blockgate.gates import Gate
+from blockgate.find import check_patterns, first_match, gate_names
 from blockgate.grid import as_int, check_sparsity
 
 if TYPE_CHECKING:
@@ -36,30 +35,13 @@ def set_sparsity(model: nn.Module, sparsity: float | Mapping[str, float]) -> Non
     patterns = sparsity if isinstance(sparsity, Mapping) else {"*": sparsity}
     for value in patterns.values():
         check_sparsity(value)
-    gates = _gates_by_name(model)
+    gates = gate_names(model)
     check_patterns(patterns, list(gates.values()))
     wanted = {gate: match[1] for gate, names in gates.items() if (match := first_match(patterns, names))}
     for gate, value in wanted.items():
         gate.count_open(value)
     for gate, value in wanted.items():
         gate.target_sparsity = value
-
-
-def _gates_by_name(model: nn.Module) -> dict[Gate, list[str]]:
-    """Every gate and all its names; shared layers have several."""
-    gates: dict[Gate, list[str]] = {}
-    if isinstance(model, nn.Module):
-        for name, module in model.named_modules(remove_duplicate=False):
-            if isinstance(module, Gate):
-                gates.setdefault(module, []).append(name)
-    if not gates:
-        raise invalid(
-            "set_sparsity",
-            expected="a model with gated layers",
-            got=type(model).__name__,
-            remedy="Convert it with bg.sparsify_, or build it with bg.DynamicSparseLinear.",
-        )
-    return gates
 
 
 class SparsityRamp:

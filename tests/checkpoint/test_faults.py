@@ -151,7 +151,7 @@ def test_models_that_do_not_fit_are_untouched(saved):
     other = dense()
     bg.sparsify_(other, block_size=8)
     before = snapshot(other)
-    with raises_blockgate("layer '0': expected the options of the checkpoint, {'block_size': [16, 16], "):
+    with raises_blockgate("layer '0': expected the options of the checkpoint, GateSpec(block_size=(16, 16), "):
         bg.load_pretrained(saved, other)
     assert_untouched(other, before)
     hooked = dense()

@@ -75,7 +75,7 @@ def test_examples_of_every_form():
 def test_a_model_in_training_keeps_no_packed_copies():
     model = encoder(batch_first=True).train()
     convert(model, example_input=sequence())
-    assert model.layers[0].linear1._packed._state is None
+    assert model.layers[0].linear1._copy._state is None
 
 
 class Silent(nn.Sequential):

@@ -5,8 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockgate.gates import GATE_KINDS, SigmoidGate, SoftmaxSumGate, TopKGate, make_gate
+from blockgate.gates import gate_kinds, make_gate
+from blockgate.gates.sigmoid import SigmoidGate
+from blockgate.gates.softmax_sum import SoftmaxSumGate
+from blockgate.gates.topk import TopKGate
 from blockgate.grid import BlockGrid, open_blocks
+from blockgate.spec import GateSpec
 from tests.helpers import assert_close, raises_blockgate
 
 GRID = BlockGrid(8, 12, (2, 3))  # 4 x 4 blocks
@@ -28,7 +32,7 @@ def positive(gate: TopKGate) -> TopKGate:
 )
 def test_topk_opens_k_and_averages_one(out_features, in_features, block, sparsity, select, normalise):
     grid = BlockGrid(out_features, in_features, block)
-    gate = positive(TopKGate(grid, sparsity=sparsity, select=select, normalise=normalise))
+    gate = positive(TopKGate(grid, GateSpec(sparsity=sparsity, select=select, normalise=normalise)))
     x = torch.randn(5, in_features)
     dense = gate.dense(x)
     if select == "global":
@@ -40,7 +44,7 @@ def test_topk_opens_k_and_averages_one(out_features, in_features, block, sparsit
 
 
 def test_fresh_gates_open_at_most_k():
-    gate = TopKGate(GRID, sparsity=0.25)
+    gate = TopKGate(GRID, GateSpec(sparsity=0.25))
     opened = (gate.dense(torch.randn(200, 12)) > 0).sum((1, 2))
     assert opened.max() <= 12
     # About half of the scores are positive at first, so fewer than k open.
@@ -49,7 +53,7 @@ def test_fresh_gates_open_at_most_k():
 
 
 def test_topk_equals_the_equations():
-    gate = make_gate("eq1", GRID, sparsity=0.5, key_size=5, key_offset=2)
+    gate = make_gate(GateSpec(gate="eq1", sparsity=0.5, key_size=5, key_offset=2), GRID)
     x = torch.randn(6, 12)
     scores = torch.relu(x[:, 2:7] @ gate.weight.T + gate.bias)
     threshold = scores.topk(8, dim=-1).values[:, -1:]
@@ -58,7 +62,7 @@ def test_topk_equals_the_equations():
 
 
 def test_the_gate_reads_its_key_only():
-    gate = TopKGate(GRID, sparsity=0.5, key_size=4, key_offset=3)
+    gate = TopKGate(GRID, GateSpec(sparsity=0.5, key_size=4, key_offset=3))
     x = torch.randn(3, 12)
     other = torch.randn(3, 12)
     other[:, 3:7] = x[:, 3:7]
@@ -72,13 +76,13 @@ def test_the_gate_reads_its_key_only():
     [({}, 128, 0), ({"key_size": None}, 300, 0), ({"key_size": 7}, 7, 0), ({"key_offset": 250}, 50, 250)],
 )
 def test_key_defaults(options, size, offset):
-    gate = TopKGate(BlockGrid(8, 300, 2), sparsity=0.5, **options)
+    gate = TopKGate(BlockGrid(8, 300, 2), GateSpec(sparsity=0.5, **options))
     assert (gate.key_size, gate.key_offset) == (size, offset)
     assert gate.weight.shape == (4 * 150, size)
 
 
 def test_hidden_layer_is_between_key_and_scores():
-    gate = TopKGate(GRID, sparsity=0.5, gate_hidden=3)
+    gate = TopKGate(GRID, GateSpec(sparsity=0.5, gate_hidden=3))
     x = torch.randn(4, 12)
     hidden = torch.relu(x @ gate.hidden_weight.T + gate.hidden_bias)
     assert_close(gate.scores(x), hidden @ gate.weight.T + gate.bias)
@@ -88,7 +92,7 @@ def test_hidden_layer_is_between_key_and_scores():
 
 
 def test_sigmoid_opens_everything_with_mean_one():
-    gate = SigmoidGate(GRID, sparsity=0)
+    gate = SigmoidGate(GRID, GateSpec(sparsity=0))
     x = torch.randn(5, 12)
     dense = gate.dense(x)
     raw = torch.sigmoid(gate.scores(x))
@@ -97,7 +101,7 @@ def test_sigmoid_opens_everything_with_mean_one():
 
 
 def test_softmax_sum_trains_soft_and_evaluates_hard():
-    gate = SoftmaxSumGate(GRID, sparsity=0.75, temperature=0.5)
+    gate = SoftmaxSumGate(GRID, GateSpec(sparsity=0.75), temperature=0.5)
     assert gate.heads == 4
     x = torch.randn(5, 12)
     scores = gate.scores(x).view(5, 4, 16)
@@ -113,7 +117,7 @@ def test_softmax_sum_trains_soft_and_evaluates_hard():
 
 
 def test_softmax_sum_heads_are_fixed():
-    gate = SoftmaxSumGate(GRID, sparsity=0.75)
+    gate = SoftmaxSumGate(GRID, GateSpec(sparsity=0.75))
     gate.target_sparsity = 0.9
     assert gate.open_blocks == 2
     x = torch.randn(3, 12)
@@ -127,7 +131,7 @@ def test_softmax_sum_heads_are_fixed():
 
 
 def test_softmax_sum_sharpens_as_the_temperature_falls():
-    gate = SoftmaxSumGate(GRID, sparsity=0.9)
+    gate = SoftmaxSumGate(GRID, GateSpec(sparsity=0.9))
     x = torch.randn(1, 12)
     closed = []
     for gate.temperature in (1.0, 0.1, 0.001):
@@ -138,10 +142,10 @@ def test_softmax_sum_sharpens_as_the_temperature_falls():
         gate.temperature = 0
 
 
-@pytest.mark.parametrize("kind", GATE_KINDS)
+@pytest.mark.parametrize("kind", gate_kinds())
 @pytest.mark.parametrize("rows", [0, 1, 3])
 def test_every_kind_has_the_same_interface(kind, rows):
-    gate = make_gate(kind, GRID, sparsity=0)
+    gate = make_gate(GateSpec(gate=kind, sparsity=0), GRID)
     for training in (True, False):
         gate.train(training)
         values, indices = gate(torch.randn(rows, 12))
@@ -152,9 +156,9 @@ def test_every_kind_has_the_same_interface(kind, rows):
         assert gate.kind in repr(gate)
 
 
-@pytest.mark.parametrize("kind", GATE_KINDS)
+@pytest.mark.parametrize("kind", gate_kinds())
 def test_near_dense_start_is_close_to_one(kind):
-    gate = make_gate(kind, GRID, sparsity=0)
+    gate = make_gate(GateSpec(gate=kind, sparsity=0), GRID)
     gate.reset_near_dense()
     for training in (True, False):
         gate.train(training)
@@ -164,21 +168,21 @@ def test_near_dense_start_is_close_to_one(kind):
 @pytest.mark.parametrize(("columns", "select"), [(1, "global"), (3, "global"), (4, "per_row"), (9, "per_row")])
 def test_rows_of_few_blocks_choose_among_all(columns, select):
     grid = BlockGrid(8 * 16, columns * 16, 16)
-    gate = make_gate("topk", grid, sparsity=0.75)
+    gate = make_gate(GateSpec(gate="topk", sparsity=0.75), grid)
     assert gate.select == select
     assert abs(gate.target_density - 0.25) <= 0.05
-    assert make_gate("topk", grid, sparsity=0.75, select="per_row").select == "per_row"
+    assert make_gate(GateSpec(gate="topk", sparsity=0.75, select="per_row"), grid).select == "per_row"
 
 
 def test_the_paper_s_rule_may_be_said_twice():
-    gate = make_gate("eq1", GRID, sparsity=0.5, normalise="mean", select="global")
+    gate = make_gate(GateSpec(gate="eq1", sparsity=0.5, normalise="mean", select="global"), GRID)
     assert (gate.normalise, gate.select) == ("mean", "global")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"kind": "hard"}, "gate: expected one of ('topk', 'eq1', 'softmax_sum', 'sigmoid'), got 'hard'"),
+        ({"gate": "hard"}, "gate: expected one of ('sigmoid', 'softmax_sum', 'topk', 'eq1'), got 'hard'"),
         ({"normalise": "max"}, "normalise: expected one of ('mean', 'rms', 'none'), got 'max'"),
         ({"select": "column"}, "select: expected one of ('global', 'per_row'), got 'column'"),
         ({"key_size": 13}, "key_size: expected an int from 1 to 12 (in_features 12 - key_offset 0), got 13"),
@@ -188,17 +192,17 @@ def test_the_paper_s_rule_may_be_said_twice():
         ({"key_offset": -1}, "key_offset: expected an int from 0 to 11, got -1"),
         ({"key_size": True}, "key_size: expected an int from 1 to 12"),
         ({"key_size": 2.0}, "key_size: expected an int from 1 to 12"),
-        ({"kind": ["topk"]}, "gate: expected one of"),
+        ({"gate": ["topk"]}, "gate: expected the name of a kind of gate, got ['topk']"),
         ({"gate_hidden": True}, "gate_hidden: expected a positive int, got True"),
         ({"gate_hidden": 0}, "gate_hidden: expected a positive int, got 0"),
         ({"sparsity": 1.0}, "sparsity: expected a number in [0, 1), got 1.0"),
-        ({"kind": "sigmoid", "sparsity": 0.5}, "sparsity: expected 0 with gate='sigmoid', got 0.5"),
-        ({"kind": "sigmoid", "sparsity": 0, "normalise": "rms"}, "normalise and select: expected neither with gate="),
-        ({"kind": "eq1", "select": "per_row"}, "normalise and select: expected neither with gate='eq1'"),
+        ({"gate": "sigmoid", "sparsity": 0.5}, "sparsity: expected 0 with gate='sigmoid', got 0.5"),
+        ({"gate": "sigmoid", "sparsity": 0, "normalise": "rms"}, "normalise and select: expected neither with gate="),
+        ({"gate": "eq1", "select": "per_row"}, "normalise and select: expected neither with gate='eq1'"),
         ({"backend": "gpu"}, "backend: expected one of ('auto', 'reference', 'cpu', 'triton'), got 'gpu'"),
         ({"backend": "triton"}, "backend 'triton': expected GPU kernels, got none: not built yet"),
     ],
 )
 def test_bad_options_are_refused(arguments, message):
     with raises_blockgate(message):
-        make_gate(**{"kind": "topk", "grid": GRID, "sparsity": 0.5, **arguments})
+        make_gate(GateSpec(**{"sparsity": 0.5, **arguments}), GRID)

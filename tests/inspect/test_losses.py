@@ -8,7 +8,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import blockgate as bg
-from blockgate.gates import Gate, TopKGate
+from blockgate.gates import Gate
+from blockgate.gates.topk import TopKGate
+from blockgate.spec import GateSpec
 from tests.helpers import assert_close, raises_blockgate
 from tests.inspect.helpers import GATE_OPTIONS, inputs, layer_that_opens, run_and_fail, small_net
 
@@ -24,6 +26,8 @@ def one_thread():
 
 class AllOpen(Gate):
     """A kind of gate that the losses have never heard of."""
+
+    kind = "all_open"
 
     def count_open(self, sparsity):  # noqa: ARG002
         return self.grid.num_blocks
@@ -54,7 +58,7 @@ def test_balance_by_hand():
 
 def test_balance_within_rows_of_blocks():
     layer = layer_that_opens([[0, 2], [1, 2]])
-    gate = TopKGate(layer.grid, sparsity=0.5, select="per_row", normalise="none", key_size=None)
+    gate = TopKGate(layer.grid, GateSpec(sparsity=0.5, select="per_row", normalise="none", key_size=None))
     gate.load_state_dict(layer.gate.state_dict() | {"sparsity": torch.tensor(0.5)})
     layer.gate = gate
     # The first row of blocks is balanced, the second always opens block 2 and never 3.
@@ -104,7 +108,7 @@ def test_every_gate_kind_gets_gradients_and_gives_the_same_results(options):
     torch.testing.assert_close(y, expected)
     loss = losses.locality(4)
     if options.get("gate") == "sigmoid":
-        with raises_blockgate("balance of 2"):
+        with raises_blockgate("layer '2': balance: expected gates that close blocks, got 'SigmoidGate'"):
             losses.balance()
     else:
         loss = loss + losses.balance()
@@ -144,9 +148,14 @@ def test_errors():
         run_and_fail(layer, [0])
     assert not layer.gate._forward_hooks
 
-    layer.gate = AllOpen(layer.grid, 4, sparsity=0.0)
-    with raises_blockgate("gate of gate"):
-        losses_of(layer, inputs(layer, [0]))
+
+def test_kinds_of_others_get_losses_too():
+    layer = layer_that_opens([[0], [1]])
+    layer.gate = AllOpen(layer.grid, GateSpec(sparsity=0.0))
+    # All four blocks are used alike, whatever their scores.
+    losses = losses_of(layer, inputs(layer, [0, 1, 1]))
+    assert_close(losses.balance(), torch.tensor(1.0))
+    assert losses.locality(3) > 0
 
 
 def train_classifier(seed, balance_weight):

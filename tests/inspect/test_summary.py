@@ -11,8 +11,9 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_sequence
 
 import blockgate as bg
-from blockgate.gates import TopKGate
+from blockgate.gates.topk import TopKGate
 from blockgate.inspect.table import short
+from blockgate.spec import GateSpec
 from tests.helpers import raises_blockgate
 from tests.inspect.helpers import GATE_OPTIONS, inputs, layer_that_opens, small_net
 
@@ -34,7 +35,7 @@ class GatedLSTM(nn.Module):
             grid = bg.grid.BlockGrid(4 * size, size, 128)
             self.register_parameter(f"weight_{part}", nn.Parameter(torch.empty(4 * size, size, **options)))
             self.register_parameter(f"bias_{part}", nn.Parameter(torch.empty(4 * size, **options)))
-            self.add_module(f"gate_{part}", TopKGate(grid, sparsity=0.5, **options))
+            self.add_module(f"gate_{part}", TopKGate(grid, GateSpec(sparsity=0.5), **options))
 
 
 def test_the_paper_s_quasi_rnn():
@@ -104,7 +105,7 @@ def test_a_hidden_layer_in_the_gate_counts():
 
 def test_a_gate_whose_matrix_is_elsewhere():
     owner = nn.Module()
-    owner.router = TopKGate(bg.grid.BlockGrid(4, 6, 2), sparsity=0.5)
+    owner.router = TopKGate(bg.grid.BlockGrid(4, 6, 2), GateSpec(sparsity=0.5))
     owner.matrix = nn.Parameter(torch.zeros(4, 6))
     layers = by_name(owner)
     assert layers["router"].macs_dense == layers["other"].parameters == 24

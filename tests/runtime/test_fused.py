@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from torch import nn
 from torch.nn.utils import prune
 
 import blockgate as bg
-from blockgate.gates import TopKGate
+from blockgate.gates.topk import TopKGate
 from blockgate.ops import gated_linear, native
+from blockgate.spec import GateSpec
 from tests.helpers import assert_close, dense_mask_linear
 
 pytestmark = pytest.mark.skipif(native.unavailable_reason() is not None, reason="native kernels are not built")
@@ -104,9 +106,8 @@ def test_the_reference_backend_is_obeyed_at_any_time(monkeypatch):
     layer, x = make(), torch.randn(3, 50)
     want = layer(x)
     monkeypatch.setattr("blockgate.runtime.prepared.run_prepared_linear", None)
-    layer.backend = "reference"
-    assert_close(layer(x), want)
-    layer.backend, layer.gate.backend = "auto", "reference"
+    layer.gate.spec = replace(layer.spec, backend="reference")
+    assert layer.backend == "reference"
     assert_close(layer(x), want)
 
 
@@ -125,7 +126,7 @@ def test_hooks_and_subclasses_of_the_gate_are_run():
         def scores(self, x):
             return -super().scores(x)
 
-    layer.gate = Inverted(layer.grid, sparsity=0.6)
+    layer.gate = Inverted(layer.grid, GateSpec(sparsity=0.6))
     torch.testing.assert_close(layer(x), unfused(layer, x), rtol=0, atol=0)
 
 
@@ -169,9 +170,9 @@ def test_eval_with_gradients_stays_differentiable():
 def test_training_gives_the_packed_memory_back():
     layer = make()
     layer(torch.randn(1, 50))
-    assert layer._packed._state is not None
+    assert layer._copy._state is not None
     layer.train()
-    assert layer._packed._state is None
+    assert layer._copy._state is None
 
 
 @torch.no_grad()

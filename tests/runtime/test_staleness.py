@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import blockgate as bg
-from blockgate.gates import SigmoidGate
+from blockgate.gates.sigmoid import SigmoidGate
 from blockgate.ops import native
+from blockgate.spec import GateSpec
 from tests.runtime.test_fused import make, unfused
 
 pytestmark = pytest.mark.skipif(native.unavailable_reason() is not None, reason="native kernels are not built")
@@ -72,16 +75,16 @@ def change_swapped(layer):
 
 
 def change_normalise(layer):
-    layer.gate.normalise = "mean"
+    layer.gate.spec = replace(layer.gate.spec, normalise="mean")
 
 
 def change_key(layer):
-    layer.gate.key_offset = 0
+    layer.gate.spec = replace(layer.gate.spec, key_offset=0)
     layer.gate = bg.DynamicSparseLinear(50, 70, block_size=16, key_size=7).gate
 
 
 def change_gate_kind(layer):
-    layer.gate = SigmoidGate(layer.grid, sparsity=0)
+    layer.gate = SigmoidGate(layer.grid, GateSpec(sparsity=0))
 
 
 def change_bias(layer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -9,9 +10,8 @@ from torch import nn
 from blockgate.convert.candidates import find_candidates, refusal
 from blockgate.convert.replace import gated_forms
 from blockgate.errors import BlockgateError, InvalidInputError, invalid
-from blockgate.gates import Gate, SoftmaxSumGate, TopKGate
-from blockgate.gates.base import DEFAULT_KEY_SIZE
-from blockgate.gates.topk import default_select
+from blockgate.gates import Gate, make_gate
+from blockgate.spec import GateSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ def describe_layers(model: nn.Module) -> dict[str, dict[str, Any]]:
     """For the first name of every gated layer: its class and the options that make it of a dense one."""
     forms = set(gated_forms().values())
     return {
-        candidate.name: {"class": type(candidate.module).__name__, "options": _options_of(candidate.module)}
+        candidate.name: {"class": type(candidate.module).__name__, "options": _spec_of(candidate.module).to_json()}
         for candidate in find_candidates(model)
         if type(candidate.module) in forms
     }
@@ -44,8 +44,8 @@ def rebuild_layers(model: nn.Module, described: Mapping[str, Mapping[str, Any]])
             raise _mismatch(name, entry, refusal(layer) or type(layer).__name__)
         else:
             try:
-                made[layer] = form.from_dense(layer, **entry["options"])
-            except (BlockgateError, TypeError) as error:
+                made[layer] = form.from_dense(layer, spec=_saved_spec(name, entry))
+            except BlockgateError as error:
                 raise InvalidInputError(f"layer {name!r}: {error}") from error
     return made
 
@@ -66,68 +66,37 @@ def _mismatch(name: str, entry: Mapping[str, Any], got: object) -> InvalidInputE
 
 
 def _check_options(name: str, layer: nn.Module, entry: Mapping[str, Any]) -> None:
-    saved, here = ({**o, "sparsity": None} for o in (entry["options"], _options_of(layer)))
-    if saved != here:
-        raise invalid(
-            f"layer {name!r}",
-            expected=f"the options of the checkpoint, {saved}",
-            got=here,
-            remedy="Pass a model like the one that was saved, or the dense one.",
-        )
+    """Raises unless the gates of this layer follow the options of the checkpoint."""
+    saved = _saved_spec(name, entry)
+    for gate in _gates_of(layer):
+        if make_gate(saved, saved.grid(gate.grid.out_features, gate.grid.in_features), device="meta").rule != gate.rule:
+            raise invalid(
+                f"layer {name!r}",
+                expected=f"the options of the checkpoint, {saved}",
+                got=gate.spec,
+                remedy="Pass a model like the one that was saved, or the dense one.",
+            )
 
 
-def _options_of(layer: nn.Module) -> dict[str, Any]:
-    """The options that make this layer of its dense form; which backend computes is left to where it runs."""
-    gates = [module for module in layer.modules() if isinstance(module, Gate)]
-    parts = zip(map(_own_options, gates), _key_options(gates), _select_options(gates), strict=True)
-    options = [{**own, **key, **select} for own, key, select in parts]
-    if any(other != options[0] for other in options):
+def _saved_spec(name: str, entry: Mapping[str, Any]) -> GateSpec:
+    try:
+        return GateSpec.from_json(entry["options"])
+    except BlockgateError as error:
+        raise InvalidInputError(f"layer {name!r}: {error}") from error
+
+
+def _spec_of(layer: nn.Module) -> GateSpec:
+    """The spec that makes this layer of its dense form; an error where its gates have different ones."""
+    specs = [gate.spec for gate in _gates_of(layer)]
+    if any(replace(spec, backend="auto") != replace(specs[0], backend="auto") for spec in specs):
         raise invalid(
             type(layer).__name__,
             expected="the same options for all gates of one layer",
-            got=options,
+            got=specs,
             remedy="Save the state_dict, and build the model in code.",
         )
-    return {**options[0], "sparsity": _first_sparsity(gates)}
+    return specs[0]
 
 
-def _own_options(gate: Gate) -> dict[str, Any]:
-    options = {
-        "block_size": list(gate.grid.block),
-        "key_offset": gate.key_offset,
-        "gate_hidden": gate.hidden_size or None,
-        "gate": gate.kind,
-    }
-    if isinstance(gate, TopKGate):
-        options["normalise"] = gate.normalise
-    return options
-
-
-def _select_options(gates: list[Gate]) -> list[dict[str, str]]:
-    """The option `select` of each gate: left out where every grid of the layer has its own default."""
-    chosen = [(gate.select, default_select(gate.grid)) for gate in gates if isinstance(gate, TopKGate)]
-    if len({select for select, _ in chosen}) > 1 and all(select == default for select, default in chosen):
-        return [{}] * len(gates)
-    return [{"select": gate.select} if isinstance(gate, TopKGate) else {} for gate in gates]
-
-
-def _key_options(gates: list[Gate]) -> list[dict[str, int | None]]:
-    """The option `key_size` that gave each gate its key: left out, None or a number, as all of them together tell."""
-    rests = [gate.grid.in_features - gate.key_offset for gate in gates]
-    sizes = [gate.key_size for gate in gates]
-    if len(set(sizes)) > 1 and sizes == rests:
-        return [{"key_size": None}] * len(gates)
-    if len(set(sizes)) > 1 and sizes == [min(DEFAULT_KEY_SIZE, rest) for rest in rests]:
-        return [{}] * len(gates)
-    return [{"key_size": size} for size in sizes]
-
-
-def _first_sparsity(gates: list[Gate]) -> float:
-    """The sparsity to make these gates with. Heads are counted then, and may be more than are used now."""
-    heads = [(gate.heads, gate.grid.num_blocks) for gate in gates if isinstance(gate, SoftmaxSumGate)]
-    if not heads:
-        return gates[0].target_sparsity
-    # The densities that open_blocks rounds to the counts of all gates; the middle is safe from rounding.
-    low = max((count - 0.5) / blocks if count > 1 else 0.0 for count, blocks in heads)
-    high = min((count + 0.5) / blocks if count < blocks else 1.0 for count, blocks in heads)
-    return 1 - (low + high) / 2
+def _gates_of(layer: nn.Module) -> list[Gate]:
+    return [module for module in layer.modules() if isinstance(module, Gate)]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from blockgate.convert.replace import gated_forms
+from blockgate.find import outermost
 from blockgate.gates import Gate
-from blockgate.grid import BlockGrid
 from blockgate.layers.conv1d import stores_transposed
 from blockgate.runtime.block_linear import BlockLinear
 from blockgate.runtime.packed import PackedLinear
@@ -19,7 +19,11 @@ from blockgate.runtime.packed_lstm import PackedLSTM
 from blockgate.runtime.recurrent import is_plain_lstm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
+
+if TYPE_CHECKING:
+    from blockgate.grid import BlockGrid
+    from blockgate.spec import GateSpec
 
 __all__ = ["ALREADY_GATED", "HEAD_NAMES", "Candidate", "find_candidates", "reason_to_leave", "refusal"]
 
@@ -79,9 +83,9 @@ class Candidate:
         """The type of the layer, as reports show it."""
         return type(self.module).__name__
 
-    def grids(self, block_size: int | tuple[int, int]) -> list[BlockGrid]:
+    def grids(self, spec: GateSpec) -> list[BlockGrid]:
         """The block grid that each of its weight matrices would have."""
-        return [BlockGrid(out, inputs, block_size) for out, inputs in _matrix_shapes(self.module)]
+        return [spec.grid(out, inputs) for out, inputs in _matrix_shapes(self.module)]
 
 
 def find_candidates(model: nn.Module) -> list[Candidate]:
@@ -89,7 +93,7 @@ def find_candidates(model: nn.Module) -> list[Candidate]:
     found: dict[nn.Module, list[str]] = {}
     forms = gated_forms()
     kinds = (*forms, *forms.values(), PackedLinear, PackedLSTM, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
-    for name, module in _walk(model, "", kinds):
+    for name, module in outermost(model, kinds):
         found.setdefault(module, []).append(name)
     read = {inputs for module in found for _, inputs in _matrix_shapes(module)}
     last = next((m for m in reversed(found) if isinstance(m, (nn.Linear, BlockLinear)) or stores_transposed(m)), None)
@@ -136,7 +140,7 @@ def refusal(module: nn.Module) -> str:
     return ""
 
 
-def reason_to_leave(candidate: Candidate, block_size: int | tuple[int, int]) -> str:
+def reason_to_leave(candidate: Candidate, spec: GateSpec) -> str:
     """Why a layer that can be gated is better left dense, or ""."""
     own_names = {name.rpartition(".")[2] for name in candidate.names}
     if heads := own_names & HEAD_NAMES:
@@ -145,21 +149,11 @@ def reason_to_leave(candidate: Candidate, block_size: int | tuple[int, int]) -> 
         return "output head: the last linear layer, whose outputs no layer reads"
     if candidate.shared_with:
         return f"its weight is shared with {candidate.shared_with!r}"
-    grids = candidate.grids(block_size)
+    grids = candidate.grids(spec)
     if all(grid.out_blocks < 2 or grid.in_blocks < 2 for grid in grids):
         sizes = ", ".join(f"{grid.out_blocks}x{grid.in_blocks}" for grid in grids)
         return f"too small to pay: {sizes} blocks"
     return ""
-
-
-def _walk(module: nn.Module, name: str, kinds: tuple[Any, ...]) -> Iterator[tuple[str, nn.Module]]:
-    """Names and modules of the outermost layers of these kinds, once for every place."""
-    if isinstance(module, kinds):
-        yield name, module
-        return
-    for child_name, child in module._modules.items():
-        if child is not None:
-            yield from _walk(child, f"{name}.{child_name}" if name else child_name, kinds)
 
 
 def _matrix_shapes(module: nn.Module) -> list[tuple[int, int]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
-from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -16,20 +14,19 @@ from blockgate.convert.report import LayerReport, SparsifyReport
 from blockgate.errors import BlockgateError, InvalidInputError, invalid
 from blockgate.find import check_patterns, first_match
 from blockgate.gates import Gate
-from blockgate.grid import BlockGrid, check_sparsity
-from blockgate.layers.linear import DynamicSparseLinear
+from blockgate.spec import GateSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from typing_extensions import Unpack
+
+    from blockgate.spec import GateOptions
+
 __all__ = ["sparsify_"]
 
-# Device and dtype are those of the layer.
-OPTIONS = tuple(
-    name
-    for name, parameter in inspect.signature(DynamicSparseLinear).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY and name not in {"device", "dtype"}
-)
+# Smaller blocks than a layer of one's own gets: converted models have narrow layers too.
+DEFAULT = GateSpec(block_size=64)
 
 # By name, since a build of torch may lack them.
 PARALLEL_WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}
@@ -38,13 +35,10 @@ PARALLEL_WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}
 def sparsify_(
     model: nn.Module,
     *,
-    sparsity: float = 0.5,
-    block_size: int | tuple[int, int] = 64,
-    key_size: int | EllipsisType | None = ...,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
     options: Mapping[str, Mapping[str, Any] | None] | None = None,
     example_input: Any = None,
-    **gate_options: Any,
+    **gate_options: Unpack[GateOptions],
 ) -> SparsifyReport:
     """Replaces the layers of `model` by gated ones, in place; weights and biases stay the same Parameter objects.
 
@@ -58,9 +52,6 @@ def sparsify_(
     Args:
         model: any module that contains such layers. Convert before you make the optimizer, since gates are new
             parameters, and before you wrap the model for parallel training.
-        sparsity: share of blocks that stay closed, in [0, 1).
-        block_size: one int for square blocks, or (out, in).
-        key_size: how many input features the gates read. Unset: min(128, what there is); None: all.
         filter_fn: called with every layer that can be gated and that `options` doesn't leave out, and its name; it
             alone decides then.
         options: from name patterns to the options of the layers they match, such as {"encoder.*": {"sparsity": 0.9}},
@@ -69,8 +60,8 @@ def sparsify_(
             the three rules say.
         example_input: a tensor, a tuple of arguments or a dict of keyword arguments for `model`. If given, the model
             runs before and after, and the report says how far its output moved at sparsity 0.
-        gate_options: further options of `DynamicSparseLinear`: key_offset, gate_hidden, gate, normalise, select,
-            backend.
+        gate_options: the options of `DynamicSparseLinear`: sparsity (0.5), block_size (64), key_size, key_offset,
+            gate_hidden, gate, normalise, select, backend.
 
     Returns:
         A report of every layer; print it for a table. A second call finds every layer gated and changes nothing.
@@ -79,18 +70,15 @@ def sparsify_(
     model = getattr(model, "_orig_mod", model)
     candidates = _candidates_of(model)
     patterns = _checked_patterns(options, candidates)
-    check_sparsity(sparsity)
-    BlockGrid(1, 1, block_size)
-    common = {"sparsity": sparsity, "block_size": block_size, "key_size": key_size, **gate_options}
-    _check_option_names(common)
+    common = GateSpec.of(DEFAULT, gate_options)
     made: dict[nn.Module, nn.Module] = {}
     entries: list[LayerReport] = []
     for candidate in candidates:
         own = first_match(patterns, candidate.names)
-        settings = {**common, **((own[1] if own else None) or {})}
-        reason = _reason_to_skip(candidate, settings, own, filter_fn)
+        spec = GateSpec.of(common, (own[1] if own else None) or {})
+        reason = _reason_to_skip(candidate, spec, own, filter_fn)
         if not reason:
-            made[candidate.module] = _gated(candidate, settings)
+            made[candidate.module] = _gated(candidate, spec)
         entries.append(_entry(candidate, reason, made.get(candidate.module)))
     if not made and all(entry.reason != ALREADY_GATED for entry in entries):
         reasons = "\n".join(f"  {entry.name} ({entry.kind}): {entry.reason}" for entry in entries)
@@ -148,22 +136,17 @@ def _checked_patterns(
             raise invalid(
                 f"options[{pattern!r}]", expected="a dict of options, or None", got=own, remedy="None skips layers."
             )
-        _check_option_names(own or {})
+        try:
+            GateSpec.of(DEFAULT, own or {})
+        except BlockgateError as error:
+            raise InvalidInputError(f"options[{pattern!r}]: {error}") from error
     check_patterns(patterns, [candidate.names for candidate in candidates])
     return patterns
 
 
-def _check_option_names(options: Mapping[str, Any]) -> None:
-    for name in options:
-        if name not in OPTIONS:
-            raise invalid(
-                "option", expected=f"one of {OPTIONS}", got=name, remedy="Device and dtype are those of the layer."
-            )
-
-
 def _reason_to_skip(
     candidate: Candidate,
-    settings: dict[str, Any],
+    spec: GateSpec,
     own: tuple[str, Mapping[str, Any] | None] | None,
     filter_fn: Callable[[nn.Module, str], bool] | None,
 ) -> str:
@@ -179,12 +162,12 @@ def _reason_to_skip(
         return f"left out by options[{own[0]!r}]"
     if filter_fn is not None:
         return "" if any(filter_fn(candidate.module, name) for name in candidate.names) else "left out by filter_fn"
-    return "" if named else reason_to_leave(candidate, settings["block_size"])
+    return "" if named else reason_to_leave(candidate, spec)
 
 
-def _gated(candidate: Candidate, settings: dict[str, Any]) -> nn.Module:
+def _gated(candidate: Candidate, spec: GateSpec) -> nn.Module:
     try:
-        made: nn.Module = gated_forms()[type(candidate.module)].from_dense(candidate.module, **settings)
+        made: nn.Module = gated_forms()[type(candidate.module)].from_dense(candidate.module, spec=spec)
     except BlockgateError as error:
         raise InvalidInputError(f"layer {candidate.name!r}: {error}") from error
     return made

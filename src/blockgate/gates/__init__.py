@@ -2,43 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+import importlib
+import pkgutil
 
-from blockgate.errors import invalid
 from blockgate.gates.base import Gate
-from blockgate.gates.sigmoid import SigmoidGate
-from blockgate.gates.softmax_sum import SoftmaxSumGate
-from blockgate.gates.topk import TopKGate
-from blockgate.grid import BlockGrid
+from blockgate.gates.registry import gate_kinds, make_gate, register_gate
 
-__all__ = ["GATE_KINDS", "Gate", "SigmoidGate", "SoftmaxSumGate", "TopKGate", "make_gate"]
+# Every file of this folder is imported, so that a kind is known by lying here.
+for _file in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_file.name}")
 
-EQ1: dict[str, Any] = {"normalise": "mean", "select": "global"}
-
-GATE_KINDS: dict[str, Callable[..., Gate]] = {
-    TopKGate.kind: TopKGate,
-    # The paper's gate as printed; not a kind of its own, but one word for two options.
-    "eq1": partial(TopKGate, **EQ1),
-    SoftmaxSumGate.kind: SoftmaxSumGate,
-    SigmoidGate.kind: SigmoidGate,
-}
-
-
-def make_gate(
-    kind: str, grid: BlockGrid, *, normalise: str | None = None, select: str | None = None, **options: Any
-) -> Gate:
-    """Makes a gate by its name; `normalise` and `select` are for gate="topk" alone, which has defaults for them."""
-    if not isinstance(kind, str) or kind not in GATE_KINDS:
-        raise invalid("gate", expected=f"one of {tuple(GATE_KINDS)}", got=kind, remedy="The paper's gate is 'eq1'.")
-    given = {name: value for name, value in (("normalise", normalise), ("select", select)) if value is not None}
-    said_twice = kind == "eq1" and given.items() <= EQ1.items()
-    if given and kind != TopKGate.kind and not said_twice:
-        raise invalid(
-            "normalise and select",
-            expected=f"neither with gate={kind!r}",
-            got=given,
-            remedy="Only gate='topk' has these options; leave both unset, or None.",
-        )
-    return GATE_KINDS[kind](grid, **given, **options)
+__all__ = ["Gate", "gate_kinds", "make_gate", "register_gate"]

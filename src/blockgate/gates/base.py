@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
-from types import EllipsisType
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from blockgate.errors import BlockgateError, invalid
-from blockgate.grid import BlockGrid, as_int, check_size, check_sparsity
-from blockgate.ops import check_backend, gate_scores
+from blockgate.grid import BlockGrid, check_sparsity
+from blockgate.ops import gate_scores
+from blockgate.spec import GateSpec
 
-__all__ = ["DEFAULT_KEY_SIZE", "Gate"]
-
-DEFAULT_KEY_SIZE = 128
+__all__ = ["Gate"]
 
 # How far a gate made for a trained dense layer starts from the value 1, in standard deviations for a unit input.
 NEAR_DENSE_SPREAD = 0.02
@@ -29,19 +28,23 @@ class Gate(nn.Module, ABC):
     Calling a gate with x (N, in_features) returns compact gates: values (N, E), 0 where closed, and the index of the
     block each belongs to (N, E). Values are float32 or wider, whatever the type of x.
 
+    A kind of gate is a subclass with a `kind`, registered by `register_gate`; it says what `forward` computes from
+    `self.scores(x)` and how many blocks a sparsity opens.
+
     Args:
         grid: the grid whose blocks it opens.
-        num_scores: outputs of its scoring network.
-        sparsity: share of blocks that stay closed, in [0, 1).
-        key_size: how many input features it reads. Unset: min(128, what there is); None: all from `key_offset` on.
-        key_offset: the first feature it reads.
-        gate_hidden: width of a hidden ReLU layer between key and scores; None for none.
-        backend: see `blockgate.ops.BACKENDS`.
+        spec: its options. The sparsity is the one to start with.
         device: of the parameters.
         dtype: of the parameters.
     """
 
     kind: ClassVar[str]
+    # Other names for this kind, each with the options that it stands for.
+    aliases: ClassVar[dict[str, dict[str, Any]]] = {}
+    # Which of the options that only some kinds have this kind takes.
+    own_options: ClassVar[frozenset[str]] = frozenset()
+    # Whether native code computes this class, selection included. Not inherited: a subclass may compute another thing.
+    native: ClassVar[bool] = False
 
     weight: nn.Parameter
     bias: nn.Parameter
@@ -51,33 +54,87 @@ class Gate(nn.Module, ABC):
     def __init__(
         self,
         grid: BlockGrid,
-        num_scores: int,
+        spec: GateSpec,
         *,
-        sparsity: float,
-        key_size: int | EllipsisType | None = ...,
-        key_offset: int = 0,
-        gate_hidden: int | None = None,
-        backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.grid = grid
-        self.num_scores = num_scores
-        self.key_offset, self.key_size = _check_key(grid.in_features, key_offset, key_size)
-        self.backend = check_backend(backend)
-        self.hidden_size = 0 if gate_hidden is None else check_size("gate_hidden", gate_hidden)
+        self._take(spec)
+        self.num_scores = self.count_scores()
         scored = self.hidden_size or self.key_size
-        self.weight = nn.Parameter(torch.empty(num_scores, scored, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(num_scores, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(self.num_scores, scored, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(self.num_scores, device=device, dtype=dtype))
         hidden_weight = hidden_bias = None
-        if gate_hidden is not None:
+        if self.hidden_size:
             hidden_weight = nn.Parameter(torch.empty(self.hidden_size, self.key_size, device=device, dtype=dtype))
             hidden_bias = nn.Parameter(torch.empty(self.hidden_size, device=device, dtype=dtype))
         self.register_parameter("hidden_weight", hidden_weight)
         self.register_parameter("hidden_bias", hidden_bias)
-        self.target_sparsity = sparsity
+        self.target_sparsity = self._spec.sparsity
         self.reset_parameters()
+
+    @property
+    def spec(self) -> GateSpec:
+        """Its options as they are now. Assign a changed spec to change them; parameters must keep their shapes."""
+        return replace(self._spec, sparsity=self._sparsity_to_make())
+
+    @spec.setter
+    def spec(self, spec: GateSpec) -> None:
+        before = self._spec
+        self._take(spec)
+        if self._shapes() != (self.num_scores, self.weight.shape[1], before.gate_hidden or 0):
+            self._take(before)
+            raise invalid(
+                "spec",
+                expected=f"options that keep the shapes of the gate's parameters, as {before}",
+                got=spec,
+                remedy="Make a new layer with this spec.",
+            )
+        self.target_sparsity = spec.sparsity
+
+    def _sparsity_to_make(self) -> float:
+        """The sparsity that would make this gate again."""
+        return self.target_sparsity
+
+    def _take(self, spec: GateSpec) -> None:
+        """Makes `spec` the gate's own: what it means for this grid is worked out once."""
+        self._key = spec.key(self.grid.in_features)
+        self._hidden_size, self._backend = spec.gate_hidden or 0, spec.backend
+        self._spec = replace(spec, block_size=self.grid.block, gate=self.kind)
+
+    def _shapes(self) -> tuple[int, int, int]:
+        return self.count_scores(), self.hidden_size or self.key_size, self.hidden_size
+
+    @property
+    def key_offset(self) -> int:
+        """The first feature it reads."""
+        return self._key[0]
+
+    @property
+    def key_size(self) -> int:
+        """How many features it reads."""
+        return self._key[1]
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of its hidden layer, 0 for none."""
+        return self._hidden_size
+
+    @property
+    def backend(self) -> str:
+        """Which code computes: see `GateSpec.backend`."""
+        return self._backend
+
+    @property
+    def rule(self) -> tuple[Any, ...]:
+        """All that decides what it computes, but its parameters and its sparsity: equal for gates that are alike."""
+        return (self.kind, self.grid, self._key, self._hidden_size, self.num_scores)
+
+    def count_scores(self) -> int:
+        """How many scores its network gives a row: one for each block, unless the kind says otherwise."""
+        return self.grid.num_blocks
 
     @abstractmethod
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,6 +188,24 @@ class Gate(nn.Module, ABC):
         values, indices = self(x)
         gates: Tensor = values.new_zeros(x.shape[0], self.grid.num_blocks).scatter(1, indices, values)
         return gates.view(x.shape[0], self.grid.out_blocks, self.grid.in_blocks)
+
+    def choices(self, x: Tensor) -> Tensor:
+        """Scores (N, groups, size) for x (N, in_features): one group for each choice that the gate makes."""
+        return self.scores(x).unsqueeze(1)
+
+    def use(self, choices: Tensor, open_counts: Tensor) -> tuple[Tensor, Tensor]:
+        """How evenly blocks are used, for the balance loss.
+
+        Args:
+            choices: (N, groups, size), from `choices`.
+            open_counts: how often each block was open, (num_blocks).
+
+        Returns:
+            (groups, size) each: the share of every block in softmax(choices), which has a gradient, and in use.
+        """
+        share = torch.softmax(choices, -1).mean(0)
+        counts = open_counts.view(share.shape).to(share.dtype)
+        return share, counts / counts.sum(-1, keepdim=True).clamp(min=1)
 
     def reset_parameters(self) -> None:
         """Fresh weights: as in nn.Linear, with bias 0, so that about half of the scores are positive at first."""
@@ -187,26 +262,3 @@ def _carry(number: int) -> Tensor:
     if dynamo := sys.modules.get("torch._dynamo.decorators"):
         dynamo.mark_unbacked(carrier, 0)
     return carrier
-
-
-def _check_key(in_features: int, offset: int, size: int | EllipsisType | None) -> tuple[int, int]:
-    """Offset and size of the key, resolved and checked against the input's size."""
-    first = as_int(offset)
-    if first is None or not 0 <= first < in_features:
-        raise invalid(
-            "key_offset", expected=f"an int from 0 to {in_features - 1}", got=offset, remedy="It must lie in the input."
-        )
-    rest = in_features - first
-    if size is None:
-        return first, rest
-    if isinstance(size, EllipsisType):
-        return first, min(DEFAULT_KEY_SIZE, rest)
-    length = as_int(size)
-    if length is None or not 0 < length <= rest:
-        raise invalid(
-            "key_size",
-            expected=f"an int from 1 to {rest} (in_features {in_features} - key_offset {offset})",
-            got=size,
-            remedy="Pass None to read the whole input.",
-        )
-    return first, length

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from blockgate.errors import invalid
 from blockgate.gates.base import Gate
-from blockgate.grid import BlockGrid
+from blockgate.gates.registry import register_gate
 
 __all__ = ["SigmoidGate", "all_blocks"]
 
 
+@register_gate
 class SigmoidGate(Gate):
     """All blocks open, with values sigmoid(score) scaled to mean 1. Its sparsity is 0."""
 
     kind = "sigmoid"
-
-    def __init__(self, grid: BlockGrid, **options: Any) -> None:
-        super().__init__(grid, grid.num_blocks, **options)
 
     def count_open(self, sparsity: float) -> int:
         """All blocks; any other sparsity is an error."""
@@ -32,6 +28,15 @@ class SigmoidGate(Gate):
         """Gates and block indices, (N, num_blocks), for x (N, in_features)."""
         values = torch.sigmoid(self.scores(x))
         return values / values.mean(-1, keepdim=True), all_blocks(values)
+
+    def use(self, choices: Tensor, open_counts: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """Always an error: it has no use to balance."""
+        raise invalid(
+            "balance",
+            expected="gates that close blocks",
+            got=type(self).__name__,
+            remedy="Pass only layers with gate='topk' or 'softmax_sum'.",
+        )
 
     def reset_near_dense(self) -> None:
         """Equal gates from equal scores; where they lie doesn't matter after scaling."""

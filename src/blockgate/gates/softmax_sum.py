@@ -10,13 +10,16 @@ from torch import Tensor
 
 from blockgate.errors import invalid
 from blockgate.gates.base import Gate
+from blockgate.gates.registry import register_gate
 from blockgate.gates.sigmoid import all_blocks
-from blockgate.grid import BlockGrid, check_sparsity, open_blocks
+from blockgate.grid import BlockGrid, open_blocks
 from blockgate.ops import topk_gates
+from blockgate.spec import GateSpec
 
 __all__ = ["SoftmaxSumGate"]
 
 
+@register_gate
 class SoftmaxSumGate(Gate):
     """Sum of k softmax distributions over the blocks, scaled to mean 1.
 
@@ -26,18 +29,27 @@ class SoftmaxSumGate(Gate):
 
     Args:
         grid: the grid whose blocks it opens.
-        sparsity: share of blocks that stay closed, in [0, 1).
+        spec: its options; the sparsity decides the number of heads.
         temperature: divides the scores before the softmax; set `gate.temperature` to anneal it.
-        options: those of `Gate`.
+        place: device and dtype of the parameters.
     """
 
     kind = "softmax_sum"
 
-    def __init__(self, grid: BlockGrid, *, sparsity: float, temperature: float = 1.0, **options: Any) -> None:
-        self.heads = open_blocks(check_sparsity(sparsity), grid.num_blocks)
+    def __init__(self, grid: BlockGrid, spec: GateSpec, *, temperature: float = 1.0, **place: Any) -> None:
+        self.heads = open_blocks(spec.sparsity, grid.num_blocks)
         self._num_blocks = grid.num_blocks
-        super().__init__(grid, self.heads * grid.num_blocks, sparsity=sparsity, **options)
+        super().__init__(grid, spec, **place)
         self.temperature = temperature
+        self._first_sparsity = spec.sparsity
+
+    def _sparsity_to_make(self) -> float:
+        # It counts the heads, which may be more than are used now.
+        return self._first_sparsity
+
+    def count_scores(self) -> int:
+        """A score for each block and head."""
+        return self.heads * self._num_blocks
 
     @property
     def temperature(self) -> float:
@@ -69,6 +81,16 @@ class SoftmaxSumGate(Gate):
                 remedy="Make the layer with the lowest sparsity that it will need.",
             )
         return wanted
+
+    def choices(self, x: Tensor) -> Tensor:
+        """Scores (N, heads in use, num_blocks) for x (N, in_features), divided by the temperature."""
+        return self.scores(x).view(len(x), self.heads, -1)[:, : self.open_blocks] / self.temperature
+
+    def use(self, choices: Tensor, open_counts: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """In training all blocks are open a little: what counts is where each head is heading."""
+        chosen = torch.nn.functional.one_hot(choices.argmax(-1), choices.shape[-1]).to(choices.dtype)
+        share = torch.softmax(choices, -1).mean(0)
+        return share.mean(0, keepdim=True), chosen.mean((0, 1)).unsqueeze(0)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Gates and block indices for x (N, in_features): (N, num_blocks) in training, (N, k) in eval."""

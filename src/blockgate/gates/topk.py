@@ -6,53 +6,61 @@ from typing import Any
 
 from torch import Tensor
 
-from blockgate.errors import invalid
 from blockgate.gates.base import Gate
+from blockgate.gates.registry import register_gate
 from blockgate.grid import BlockGrid, open_blocks
-from blockgate.ops import NORMALISE, topk_gates
+from blockgate.ops import topk_gates
+from blockgate.spec import GateSpec
 
-__all__ = ["SELECT", "TopKGate", "default_select"]
-
-SELECT = ("global", "per_row")
+__all__ = ["TopKGate"]
 
 # With fewer columns of blocks, rounding to whole blocks in every row would decide the sparsity: of two blocks in a row
 # one stays open, whatever is asked for.
 LEAST_COLUMNS = 4
 
 
-def default_select(grid: BlockGrid) -> str:
-    """How the blocks of a grid are chosen where nothing is said."""
-    return "per_row" if grid.in_blocks >= LEAST_COLUMNS else "global"
-
-
+@register_gate
 class TopKGate(Gate):
-    """Opens the blocks with the k largest positive scores.
+    """Opens the blocks with the k largest positive scores: of all blocks, or of each row of blocks.
 
-    Args:
-        grid: the grid whose blocks it opens.
-        normalise: "rms", "mean" (Eq. 1 of the paper) or "none": what becomes 1 over all gates, closed ones included.
-        select: "per_row": the same number in every row of blocks; "global": k of all blocks, as in the paper. None:
-            per row, but among all where a row has fewer than 4 blocks.
-        options: those of `Gate`.
+    Args as in `Gate`; `GateSpec.normalise` and `GateSpec.select` are options of this kind.
     """
 
     kind = "topk"
+    # The paper's gate as printed; one word for two options.
+    aliases = {"eq1": {"normalise": "mean", "select": "global"}}  # noqa: RUF012
+    own_options = frozenset({"normalise", "select"})
+    native = True
 
-    def __init__(self, grid: BlockGrid, *, normalise: str = "rms", select: str | None = None, **options: Any) -> None:
-        select = default_select(grid) if select is None else select
-        if normalise not in NORMALISE:
-            raise invalid("normalise", expected=f"one of {NORMALISE}", got=normalise, remedy="The paper uses 'mean'.")
-        if select not in SELECT:
-            raise invalid("select", expected=f"one of {SELECT}", got=select, remedy="The paper uses 'global'.")
-        self.normalise = normalise
-        self.select = select
-        self.groups = grid.out_blocks if select == "per_row" else 1
-        self._group_size = grid.num_blocks // self.groups
-        super().__init__(grid, grid.num_blocks, **options)
+    def _take(self, spec: GateSpec) -> None:
+        super()._take(spec)
+        self._normalise = spec.normalise or "rms"
+        self._select = spec.select or _default_select(self.grid)
+        self._groups = self.grid.out_blocks if self._select == "per_row" else 1
+
+    @property
+    def normalise(self) -> str:
+        """What becomes 1 over all gates, closed ones included: "rms", "mean", or "none"."""
+        return self._normalise
+
+    @property
+    def select(self) -> str:
+        """Where it chooses: "per_row" or "global"."""
+        return self._select
+
+    @property
+    def groups(self) -> int:
+        """How many equal runs of blocks it chooses in: 1, or one per row of blocks."""
+        return self._groups
+
+    @property
+    def rule(self) -> tuple[Any, ...]:
+        """As for every gate, with the choices that this kind has."""
+        return (*super().rule, self._normalise, self._select)
 
     def count_open(self, sparsity: float) -> int:
         """How many blocks to keep per group: the whole grid, or one row of it."""
-        return open_blocks(sparsity, self._group_size)
+        return open_blocks(sparsity, self.grid.num_blocks // self.groups)
 
     @property
     def target_density(self) -> float:
@@ -65,6 +73,15 @@ class TopKGate(Gate):
             self.scores(x), self.open_blocks, groups=self.groups, normalise=self.normalise, backend=self.backend
         )
 
+    def choices(self, x: Tensor) -> Tensor:
+        """Scores (N, groups, blocks of a group) for x (N, in_features)."""
+        return self.scores(x).view(len(x), self.groups, -1)
+
     def extra_repr(self) -> str:
         """The options, for print(model)."""
         return f"{super().extra_repr()}, normalise={self.normalise}, select={self.select}"
+
+
+def _default_select(grid: BlockGrid) -> str:
+    """How the blocks of a grid are chosen where nothing is said."""
+    return "per_row" if grid.in_blocks >= LEAST_COLUMNS else "global"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from blockgate.find import gate_label
 from blockgate.gates import Gate
-from blockgate.inspect.hooks import gate_label
 from blockgate.inspect.record import GateRecord
 from blockgate.runtime.packed import PackedBlocks, PackedLinear
 

@@ -1,4 +1,4 @@
-"""How this room sees decisions: the gates of a model by name, and hooks on them that leave no trace."""
+"""How this room sees decisions: hooks on gates that leave no trace."""
 
 from __future__ import annotations
 
@@ -7,37 +7,14 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from blockgate.errors import invalid
 from blockgate.gates import Gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["gate_label", "named_gates", "watch"]
-
-
-def named_gates(model: nn.Module) -> dict[str, Gate]:
-    """The gates of `model`, each once, under the names that reports use; at least one."""
-    found = model.named_modules() if isinstance(model, nn.Module) else ()
-    gates = {gate_label(path): module for path, module in found if isinstance(module, Gate)}
-    if not gates:
-        raise invalid(
-            "model",
-            expected="one with gated layers",
-            got=type(model).__name__,
-            remedy="Build it with bg.DynamicSparseLinear, or convert its layers first.",
-        )
-    return gates
-
-
-def gate_label(path: str) -> str:
-    """The name that reports use for the gate at `path`: fc.gate is fc, lstm.gate_ih_l0 is lstm.ih_l0."""
-    owner, _, name = path.rpartition(".")
-    if name == "gate":
-        return owner or path
-    return ".".join(part for part in (owner, name.removeprefix("gate_")) if part)
+__all__ = ["watch"]
 
 
 @contextmanager

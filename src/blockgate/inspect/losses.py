@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from blockgate.errors import invalid
-from blockgate.gates import Gate, SigmoidGate, SoftmaxSumGate, TopKGate
+from blockgate.errors import InvalidInputError, invalid
+from blockgate.find import named_gates
+from blockgate.gates import Gate
 from blockgate.grid import as_int
-from blockgate.inspect.hooks import named_gates, watch
+from blockgate.inspect.hooks import watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +77,7 @@ class GateLosses:
     def _see(self, name: str, gate: Gate, x: Tensor, values: Tensor, indices: Tensor) -> None:
         if not len(x):
             return
-        self._scores.setdefault(name, []).append(_grouped_scores(name, gate, x))
+        self._scores.setdefault(name, []).append(gate.choices(x))
         counts = self._open_counts.get(name, values.new_zeros(gate.grid.num_blocks, dtype=torch.int64))
         self._open_counts[name] = counts.scatter_add(0, indices.flatten(), (values != 0).flatten().long())
 
@@ -86,36 +87,12 @@ class GateLosses:
             raise invalid("gate losses", expected="rows seen in the block", got="none", remedy="Call the model inside.")
         return [(name, torch.cat(scores)) for name, scores in self._scores.items()]
 
-    def _balance_of(self, name: str, scores: Tensor) -> Tensor:
-        gate = self._gates[name]
-        share = torch.softmax(scores, -1).mean(0)
-        if isinstance(gate, SoftmaxSumGate):
-            # While it trains all blocks are open a little: what counts is where each head is heading.
-            chosen = nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
-            share, used = share.mean(0, keepdim=True), chosen.mean((0, 1)).unsqueeze(0)
-        elif isinstance(gate, TopKGate):
-            counts = self._open_counts[name].view(share.shape).to(scores.dtype)
-            used = counts / counts.sum(-1, keepdim=True).clamp(min=1)
-        else:
-            raise invalid(
-                f"balance of {name}",
-                expected="a gate that closes blocks",
-                got=type(gate).__name__,
-                remedy="Pass the layers with gate='topk' or 'softmax_sum' alone.",
-            )
-        return scores.shape[-1] * (used * share).sum(-1).mean()
-
-
-def _grouped_scores(name: str, gate: Gate, x: Tensor) -> Tensor:
-    """Scores (N, groups, size) of x (N, in): one group for each choice that the gate makes."""
-    scores = gate.scores(x)
-    if isinstance(gate, SoftmaxSumGate):
-        return scores.view(len(x), gate.heads, -1)[:, : gate.open_blocks] / gate.temperature
-    if isinstance(gate, TopKGate):
-        return scores.view(len(x), gate.groups, -1)
-    if isinstance(gate, SigmoidGate):
-        return scores.unsqueeze(1)
-    raise invalid(f"gate of {name}", expected="one of blockgate's", got=type(gate).__name__, remedy="Leave it out.")
+    def _balance_of(self, name: str, choices: Tensor) -> Tensor:
+        try:
+            share, used = self._gates[name].use(choices, self._open_counts[name])
+        except InvalidInputError as error:
+            raise InvalidInputError(f"layer {name!r}: {error}") from error
+        return choices.shape[-1] * (used * share).sum(-1).mean()
 
 
 def _change(name: str, scores: Tensor, steps: int, batch_first: bool) -> Tensor:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from blockgate.errors import invalid
+from blockgate.find import named_gates
 from blockgate.grid import as_int
-from blockgate.inspect.hooks import named_gates, watch
+from blockgate.inspect.hooks import watch
 from blockgate.inspect.statistics import GateStatistics, Overlap, Shares
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["markdown_table", "short", "text_table", "to_percent"]
+__all__ = ["markdown_table", "short", "text_columns", "text_table", "to_percent"]
 
 # The first columns of our tables are names; numbers line up on the right.
 NAME_COLUMNS = 2
@@ -20,6 +20,13 @@ def text_table(head: list[str], rows: list[list[str]]) -> str:
         return "  ".join(cells).rstrip()
 
     return "\n".join([line(head), rule, *map(line, rows[:-1]), rule, line(rows[-1])])
+
+
+def text_columns(head: list[str], rows: list[list[str]]) -> str:
+    """Aligned columns of words, with a rule under the head."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows)]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
 def markdown_table(head: list[str], rows: list[list[str]]) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from blockgate.errors import invalid
 from blockgate.grid import check_size
@@ -12,9 +14,13 @@ from blockgate.layers.dropout import check_share
 from blockgate.layers.lstm_stack import GatedLSTMStack
 from blockgate.runtime.block_linear import check_rows
 from blockgate.runtime.recurrent import LSTMInterface, LSTMState, Segments, check_state, no_state
+from blockgate.spec import GateSpec
 
 if TYPE_CHECKING:
-    pass
+    from typing_extensions import Unpack
+
+    from blockgate.runtime.plan import Plan
+    from blockgate.spec import GateOptions
 
 __all__ = ["DynamicSparseLSTM", "DynamicSparseLSTMCell"]
 
@@ -34,6 +40,9 @@ class DynamicSparseLSTM(LSTMInterface, GatedLSTMStack):
         dropout: between layers, in training.
         bidirectional: False; two directions are not implemented.
         proj_size: 0; projections are not implemented.
+        spec: the options of all matrices as one object.
+        device: of the parameters.
+        dtype: of the parameters.
         options: the keyword options of `DynamicSparseLinear` (block_size, sparsity, key_size, ...), for all matrices.
     """
 
@@ -47,7 +56,11 @@ class DynamicSparseLSTM(LSTMInterface, GatedLSTMStack):
         dropout: float = 0.0,
         bidirectional: bool = False,
         proj_size: int = 0,
-        **options: Any,
+        *,
+        spec: GateSpec | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[GateOptions],
     ) -> None:
         for name, size in {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}.items():
             check_size(name, size)
@@ -61,9 +74,9 @@ class DynamicSparseLSTM(LSTMInterface, GatedLSTMStack):
         super().__init__(input_size, hidden_size, num_layers, batch_first)
         self.bias = bias
         self.dropout = check_share("dropout", dropout)
-        self._start_stack(options)
+        spec, place = GateSpec.of(spec, options), {"device": device, "dtype": dtype}
         for layer in range(num_layers):
-            self._add_layer(f"_l{layer}", hidden_size if layer else input_size, hidden_size, bias, options)
+            self._add_layer(f"_l{layer}", hidden_size if layer else input_size, hidden_size, bias, spec, place)
         self._reset_dense(hidden_size)
 
     @classmethod
@@ -90,6 +103,10 @@ class DynamicSparseLSTM(LSTMInterface, GatedLSTMStack):
     def _run(self, rows: Tensor, segments: Segments, state: LSTMState) -> tuple[Tensor, LSTMState]:
         return self._run_stack(rows, segments, state, self.dropout)
 
+    def plan(self, x: Tensor | PackedSequence, hx: LSTMState | None = None) -> Plan:
+        """Which path `forward` takes for this input now, and why."""
+        return self._plan_stack(x.data if isinstance(x, PackedSequence) else x, hx, self.dropout)
+
 
 class DynamicSparseLSTMCell(GatedLSTMStack):
     """Drop-in for nn.LSTMCell: one step of a gated LSTM layer.
@@ -98,16 +115,29 @@ class DynamicSparseLSTMCell(GatedLSTMStack):
         input_size: features of the input.
         hidden_size: features of h and c.
         bias: whether to add biases.
+        spec: the options of both matrices as one object.
+        device: of the parameters.
+        dtype: of the parameters.
         options: the keyword options of `DynamicSparseLinear` (block_size, sparsity, key_size, ...), for both matrices.
     """
 
-    def __init__(self, input_size: int, hidden_size: int, bias: bool = True, **options: Any) -> None:
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        *,
+        spec: GateSpec | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[GateOptions],
+    ) -> None:
         super().__init__()
         self.input_size = check_size("input_size", input_size)
         self.hidden_size = check_size("hidden_size", hidden_size)
         self.bias = bias
-        self._start_stack(options)
-        self._add_layer("", input_size, hidden_size, bias, options)
+        spec, place = GateSpec.of(spec, options), {"device": device, "dtype": dtype}
+        self._add_layer("", input_size, hidden_size, bias, spec, place)
         self._reset_dense(hidden_size)
 
     @classmethod
@@ -135,6 +165,10 @@ class DynamicSparseLSTMCell(GatedLSTMStack):
         state = (h.reshape(1, -1, self.hidden_size), c.reshape(1, -1, self.hidden_size))
         _, (h, c) = self._run_stack(rows, [(1, rows.shape[0])], state)
         return h.view(shape), c.view(shape)
+
+    def plan(self, x: Tensor, hx: LSTMState | None = None) -> Plan:
+        """Which path `forward` takes for this input now, and why."""
+        return self._plan_stack(x, hx)
 
     def reset_parameters(self) -> None:
         """Fresh weights: nn.LSTMCell's, and those of the gates."""

@@ -14,6 +14,7 @@ from blockgate.errors import BlockgateError, invalid
 if TYPE_CHECKING:
     from blockgate.gates import Gate
     from blockgate.grid import BlockGrid
+    from blockgate.spec import GateSpec
 
 __all__ = ["BlockLinear", "GatedLinear", "autocast_dtype", "check_like", "check_rows"]
 
@@ -38,6 +39,16 @@ class GatedLinear(BlockLinear):
     """A linear layer with a gate over its block grid; mixed into an nn.Module that has both."""
 
     gate: Gate
+
+    @property
+    def spec(self) -> GateSpec:
+        """Its options as they are now."""
+        return self.gate.spec
+
+    @property
+    def backend(self) -> str:
+        """Which code computes: see `GateSpec.backend`."""
+        return self.gate.backend
 
     @property
     def sparsity(self) -> float:

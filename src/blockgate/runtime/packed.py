@@ -12,23 +12,27 @@ from blockgate.errors import BlockgateError, invalid
 from blockgate.grid import BlockGrid
 from blockgate.ops.packed import PACKED_DTYPES, dense_packed_linear, packed_linear, unpack_blocks
 from blockgate.runtime.block_linear import BlockLinear, GatedLinear, autocast_dtype, check_rows
-from blockgate.runtime.prepared import (
-    FusedDense,
-    FusedLinear,
-    PackedWeight,
-    Renewed,
-    for_inference,
-    fused_op_serves,
-    pack_weight,
-    usable,
+from blockgate.runtime.plan import (
+    FUSED,
+    GATE_HOOKS,
+    GRADIENTS,
+    Plan,
+    Refusal,
+    gate_refusal,
+    input_refusal,
+    memory_refusal,
+    slower_path,
+    weights_refusal,
 )
+from blockgate.runtime.prepared import PackedWeight, PreparedLinear, pack_weight
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from typing_extensions import Self
 
-    from blockgate.gates import Gate, TopKGate
+    from blockgate.gates import Gate
+    from blockgate.gates.topk import TopKGate
 
 __all__ = [
     "FORMAT_VERSION",
@@ -129,6 +133,9 @@ def _pack_checked(weight: Tensor, grid: BlockGrid, dtype: torch.dtype) -> Packed
 class PackedLinear(nn.Module, BlockLinear):
     """nn.Linear on packed blocks, all of them open. For inference; made by `pack`.
 
+    Packed layers are frozen: what is prepared for native calls is made once, and made again only after
+    `load_state_dict`, `.to()` or an assignment. After other changes, such as edits of gate weights, call `repack()`.
+
     Args:
         weight: (out_features, in_features), or the other way round where `transposed`; copied, and not kept.
         bias: (out_features) or None; copied.
@@ -155,53 +162,72 @@ class PackedLinear(nn.Module, BlockLinear):
         self.packed = PackedBlocks(weight, self.grid, check_packed_dtype(dtype))
         copied = None if bias is None else nn.Parameter(bias.detach().float().clone(), requires_grad=False)
         self.register_parameter("bias", copied)
-        self._fused: Renewed[FusedDense] = Renewed()
+        self._prepared: PreparedLinear | Refusal | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """y (..., out_features) for x (..., in_features), in the type of x; computed in float32."""
-        if for_inference(x) and (fused := self._follow_weights()):
-            fast = fused(x)
-            if fast is not None:
-                return fast
+        fused = self._fused(x)
+        if type(fused) is PreparedLinear and x.shape[-1:] == (fused.in_features,):
+            return fused(x)
         self._check_input(x)
-        rows = x.reshape(-1, self.in_features).float()
-        y = dense_packed_linear(
-            rows, self.packed.blocks, self.packed.scale, self.bias, self.out_features, *self.grid.block
-        )
-        return self._as_output(y, x)
+        y = self._product(x.reshape(-1, self.in_features).float())
+        return y.to(autocast_dtype(x.device.type) or x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def plan(self, x: Tensor) -> Plan:
+        """Which path `forward` takes for x now, and why."""
+        fused = self._fused(x)
+        return slower_path(fused, x, "auto") if isinstance(fused, Refusal) else Plan(FUSED)
 
     def repack(self) -> None:
-        """Forgets what is prepared for native calls; needed only after writing weights through `.data`."""
-        self._fused.drop()
+        """Forgets what is prepared for native calls; needed after writing parameters by hand."""
+        self._prepared = None
 
-    def _follow_weights(self) -> FusedDense | None:
-        """The layer prepared for native calls, anew when anything of it has changed; None if they can't serve."""
-        packed, gate = self._modules["packed"], self._modules.get("gate")
-        if packed is None or "bias" not in self._parameters:  # pruned or parametrized
-            return None
-        sources = [packed._buffers["blocks"], packed._buffers["scale"], self._parameters["bias"]]
-        if gate is None:
-            return self._fused.get(sources, (), self.prepare)
-        options = (id(gate), gate.key_offset, gate.key_size, gate.groups, gate.normalise)
-        return self._fused.get([*sources, *gate._parameters.values()], options, self.prepare)
+    def prepared(self) -> PreparedLinear | Refusal:
+        """The layer prepared for native calls, or why it can't be now."""
+        prepared = self._prepared
+        if prepared is None:
+            prepared = self._prepared = self._prepare()
+        return prepared
 
-    def prepare(self) -> FusedDense | None:
-        """The layer prepared for native calls; None if native code can't read it."""
-        if not self.packed.blocks.is_cpu or not usable((self.bias,)):
-            return None
-        return FusedDense(PackedWeight(self.packed.blocks, self.packed.scale), self.bias, self.grid)
+    def _fused(self, x: Tensor) -> PreparedLinear | Refusal:
+        """The layer prepared for one native call with x, or what stands against it."""
+        if x.requires_grad and torch.is_grad_enabled():
+            return GRADIENTS
+        return input_refusal(x) or self.prepared()
+
+    def _prepare(self) -> PreparedLinear | Refusal:
+        refusal = weights_refusal(self, ("bias",)) or memory_refusal((self.bias,))
+        if refusal is None and not self.packed.blocks.is_cpu:
+            refusal = memory_refusal((self.packed.blocks,))
+        if refusal is not None:
+            return refusal
+        gate = cast("TopKGate | None", self._modules.get("gate"))
+        return PreparedLinear(PackedWeight(self.packed.blocks, self.packed.scale), self.bias, self.grid, gate)
+
+    def _product(self, rows: Tensor) -> Tensor:
+        """y (N, out_features) for rows (N, in_features) of float32, by the op."""
+        packed = self.packed
+        y: Tensor = dense_packed_linear(
+            rows, packed.blocks, packed.scale, self.bias, self.out_features, *self.grid.block
+        )
+        return y
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self.repack()
         return super()._apply(_moving_only(fn), recurse)  # type: ignore[no-untyped-call]
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in {"bias", "gate", "packed"}:
+            self.__dict__["_prepared"] = None
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles prepare their own.
+        return {**self.__dict__, "_prepared": None}
+
     def extra_repr(self) -> str:
         """The sizes, for print(model)."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
-    def _as_output(self, y: Tensor, x: Tensor) -> Tensor:
-        """y (N, m) with the leading dimensions and the type that x asks for, or autocast's type."""
-        return y.to(autocast_dtype(x.device.type) or x.dtype).view(*x.shape[:-1], self.out_features)
 
     def _check_input(self, x: Tensor) -> None:
         check_rows(x, self.in_features)
@@ -230,6 +256,7 @@ class PackedLinear(nn.Module, BlockLinear):
             fresh = {"blocks": packed.blocks, "scale": packed.scale, "version": torch.tensor(FORMAT_VERSION)}
             state_dict.update({f"{prefix}packed.{name}": value for name, value in fresh.items()})
         super()._load_from_state_dict(state_dict, prefix, *args)
+        self.repack()
 
 
 class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
@@ -249,28 +276,6 @@ class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
         super().__init__(weight, bias, dtype, gate.grid, transposed=transposed)
         self.gate: Gate = copy.deepcopy(gate).float().requires_grad_(False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """y (..., out_features) for x (..., in_features), in the type of x; computed in float32."""
-        gate = self._modules["gate"]
-        if fused_op_serves(x, self, gate) and (fused := self._follow_weights()):
-            fast = fused(x, cast("TopKGate", gate)._open_blocks)
-            if fast is not None:
-                return fast
-        self._check_input(x)
-        rows = x.reshape(-1, self.in_features).float()
-        gates, indices = self.gate(rows)
-        y = packed_linear(
-            rows,
-            self.packed.blocks,
-            self.packed.scale,
-            self.bias,
-            gates,
-            indices,
-            self.out_features,
-            *self.grid.block,
-        )
-        return self._as_output(y, x)
-
     def gates(self, x: Tensor) -> Tensor:
         """The gates that x (..., in_features) gets: (..., out_blocks, in_blocks), 0 where closed."""
         return super().gates(x.float())
@@ -279,9 +284,18 @@ class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
         """Packed layers are for inference: they stay in eval mode, whatever the model around them does."""
         return super().train(False)
 
-    def prepare(self) -> FusedLinear | None:
-        """The layer prepared for native calls; None if native code can't read it."""
-        if not self.packed.blocks.is_cpu or not usable((self.bias, *self.gate.parameters())):
-            return None
-        packed = PackedWeight(self.packed.blocks, self.packed.scale)
-        return FusedLinear(packed, self.bias, cast("TopKGate", self.gate), self.grid)
+    def prepared(self) -> PreparedLinear | Refusal:
+        """The layer prepared for native calls, or why it can't be now."""
+        gate = cast("Gate", self._modules["gate"])
+        return GATE_HOOKS if gate._forward_hooks or gate._forward_pre_hooks else super().prepared()
+
+    def _prepare(self) -> PreparedLinear | Refusal:
+        return gate_refusal(self.gate) or memory_refusal(self.gate.parameters()) or super()._prepare()
+
+    def _product(self, rows: Tensor) -> Tensor:
+        gates, indices = self.gate(rows)
+        packed = self.packed
+        y: Tensor = packed_linear(
+            rows, packed.blocks, packed.scale, self.bias, gates, indices, self.out_features, *self.grid.block
+        )
+        return y

@@ -10,7 +10,22 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from blockgate.runtime.packed import PackedLinear
-from blockgate.runtime.prepared import FusedDense, FusedLSTM, Renewed, for_inference, is_plain
+from blockgate.runtime.plan import (
+    FUSED,
+    GRADIENTS,
+    LAYER_HOOKS,
+    OPS,
+    STATE_TYPE,
+    STEPS,
+    Plan,
+    Refusal,
+    input_refusal,
+    slower_path,
+)
+from blockgate.runtime.prepared import (
+    PreparedLinear,
+    PreparedLSTM,
+)
 from blockgate.runtime.recurrent import LSTMInterface, LSTMState, Segments, recur, run_layers, step_by_step
 
 if TYPE_CHECKING:
@@ -36,7 +51,9 @@ class PackedLSTM(LSTMInterface):
         super().__init__(first.in_features, recurrent.in_features, len(matrices) // 2, batch_first)
         for name, matrix in matrices.items():
             self.add_module(name, matrix)
-        self._prepared: Renewed[FusedLSTM] = Renewed()
+        # The prepared matrices, and the stack that was made of them.
+        self._parts: list[PreparedLinear | Refusal] = []
+        self._prepared: PreparedLSTM | Refusal = LAYER_HOOKS
         self.train(False)
 
     def train(self, mode: bool = True) -> Self:  # noqa: ARG002
@@ -55,12 +72,28 @@ class PackedLSTM(LSTMInterface):
             # One token at a time, every call counts: the fused op takes this layout as it is.
             self._check_sequence(x)
             state = self._initial(hx, x.shape[1], x)
-            if fused := self._follow_weights(x, state):
+            fused = self._fused(x, state)
+            if type(fused) is PreparedLSTM:
                 return fused(x, state)
         return super().forward(x, hx)
 
+    def plan(self, x: Tensor | PackedSequence, hx: LSTMState | None = None) -> Plan:
+        """Which path `forward` takes for this input now, and why."""
+        rows = x.data if isinstance(x, PackedSequence) else x
+        fused = self._fused(rows, hx or ())
+        if not isinstance(fused, Refusal):
+            return Plan(FUSED)
+        plan = slower_path(fused, rows, "auto")
+        return plan._replace(path=STEPS) if plan.path == OPS else plan
+
+    def repack(self) -> None:
+        """Forgets what is prepared for native calls; needed after writing parameters by hand."""
+        for matrix in self._matrices():
+            matrix.repack()
+
     def _run(self, rows: Tensor, segments: Segments, state: LSTMState) -> tuple[Tensor, LSTMState]:
-        if fused := self._follow_weights(rows, state):
+        fused = self._fused(rows, state)
+        if type(fused) is PreparedLSTM:
             return recur(rows, segments, state, fused)
         layers = [
             (self._matrix("ih", layer), partial(step_by_step, product=self._matrix("hh", layer)))
@@ -74,32 +107,28 @@ class PackedLSTM(LSTMInterface):
     def _matrices(self) -> list[PackedLinear]:
         return [self._matrix(part, layer) for layer in range(self.num_layers) for part in ("ih", "hh")]
 
-    def _follow_weights(self, rows: Tensor, state: LSTMState) -> FusedLSTM | None:
-        """The layers prepared for the fused op, anew when anything of them has changed; None if it can't serve."""
-        if not for_inference(rows) or any(s.dtype != torch.float32 for s in state):
-            return None
-        sources: list[Tensor | None] = []
-        options: list[Any] = []
-        for matrix in self._matrices():
-            gate = matrix._modules.get("gate")
-            if matrix._forward_hooks or matrix._forward_pre_hooks or not (gate is None or is_plain(gate)):
-                return None
-            sources += (*matrix.packed._buffers.values(), *matrix._parameters.values())
-            if gate is not None:
-                sources += gate._parameters.values()
-                options += (id(gate), gate.key_offset, gate.key_size, gate.groups, gate.normalise)
-        return self._prepared.get(sources, options, self._prepare)
+    def _fused(self, rows: Tensor, state: tuple[Tensor, ...]) -> PreparedLSTM | Refusal:
+        """The layers prepared for one native call, or what stands against it."""
+        if torch.is_grad_enabled() and (rows.requires_grad or any(s.requires_grad for s in state)):
+            return GRADIENTS
+        refusal = input_refusal(rows)
+        if refusal is None and any(s.dtype is not torch.float32 for s in state):
+            refusal = STATE_TYPE
+        if refusal is not None:
+            return refusal
+        matrices = self._matrices()
+        if any(m._forward_hooks or m._forward_pre_hooks for m in matrices):
+            return LAYER_HOOKS
+        parts = [matrix.prepared() for matrix in matrices]
+        if parts != self._parts:
+            refusal = next((part for part in parts if isinstance(part, Refusal)), None)
+            self._prepared = refusal or PreparedLSTM(cast("list[PreparedLinear]", parts))
+            self._parts = parts
+        return self._prepared
 
-    def _prepare(self) -> FusedLSTM | None:
-        matrices = [matrix.prepare() for matrix in self._matrices()]
-        if any(matrix is None for matrix in matrices):
-            return None
-        gates = [matrix._modules.get("gate") for matrix in self._matrices()]
-        return FusedLSTM(cast("list[FusedDense]", matrices), gates)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._prepared.drop()
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles prepare their own.
+        return {**self.__dict__, "_parts": [], "_prepared": LAYER_HOOKS}
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         # A checkpoint of the unpacked LSTM has `weight_ih_l0`: hand it to the matrix `ih_l0`, which packs it.

@@ -6,7 +6,7 @@ import copy
 import itertools
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,8 +100,8 @@ def by_reference(model: nn.Module, packed: nn.Module | None = None) -> nn.Module
     """A copy of a gated model that computes with the reference alone; with the rounded weights of `packed` if given."""
     judge = copy.deepcopy(model)
     for module in judge.modules():
-        if "backend" in vars(module):
-            vars(module)["backend"] = "reference"
+        if isinstance(module, Gate):
+            module.spec = replace(module.spec, backend="reference")
     for name, blocks in [] if packed is None else packed.named_modules():
         if isinstance(blocks, PackedBlocks):
             # "lstm.ih_l0.packed" holds "lstm.weight_ih_l0", "decoder.packed" holds "decoder.weight".

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from blockgate.find import gate_label
 from blockgate.gates import Gate
-from blockgate.inspect.hooks import gate_label
 from blockgate.lab.models.language_model import LanguageModel, LanguageModelConfig
 from blockgate.lab.models.softmax import AdaptiveSoftmax
 

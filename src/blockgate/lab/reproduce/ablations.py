@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blockgate.gates.base import DEFAULT_KEY_SIZE
 from blockgate.lab.training.config import RampConfig
+from blockgate.spec import DEFAULT_KEY_SIZE
 
 __all__ = ["ABLATIONS", "DENSE_CHANGES", "IMAGE_ABLATIONS", "PRUNED_CHANGES", "Ablation"]
 

@@ -1,0 +1,112 @@
+"""How a gated linear layer runs: in one native call on a packed copy that follows its weights, or op by op."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from blockgate.ops import check_device, gated_linear
+from blockgate.runtime.block_linear import GatedLinear, autocast_dtype, check_like, check_rows
+from blockgate.runtime.follow import Followed
+from blockgate.runtime.plan import (
+    FUSED,
+    GRADIENTS,
+    Plan,
+    Refusal,
+    gate_refusal,
+    input_refusal,
+    memory_refusal,
+    slower_path,
+    weights_refusal,
+)
+from blockgate.runtime.prepared import PreparedLinear, pack_weight
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Self
+
+    from blockgate.gates.topk import TopKGate
+
+__all__ = ["RunnableLinear"]
+
+
+class RunnableLinear(nn.Module, GatedLinear):
+    """A module with `weight`, `bias` and `gate` that can be called; what registers them is a layer."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._copy: Followed[PreparedLinear] = Followed()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """y (..., out_features) for x (..., in_features), at the cost of the blocks that x opens."""
+        fused = self._fused(x)
+        if type(fused) is PreparedLinear and x.shape[-1:] == (fused.in_features,):
+            return fused(x)
+        self._check_input(x)
+        rows = x.reshape(-1, self.in_features)
+        autocast = autocast_dtype(x.device.type)
+        if autocast is not None:
+            # Gate and product stay in the parameters' precision; only the result takes autocast's type.
+            rows = rows.to(self.weight.dtype)
+        gates, indices = self.gate(rows)
+        y = gated_linear(rows, self._matrix(), self.bias, gates, indices, self.grid.block, backend=self.backend)
+        if autocast is not None:
+            y = y.to(autocast)
+        return y.view(*x.shape[:-1], self.out_features)
+
+    def plan(self, x: Tensor) -> Plan:
+        """Which path `forward` takes for x now, and why."""
+        fused = self._fused(x)
+        return slower_path(fused, x, self.backend) if isinstance(fused, Refusal) else Plan(FUSED)
+
+    def repack(self) -> None:
+        """Forgets the packed copy of the weights that inference without gradients makes on first use.
+
+        Only needed after writing in ways that torch can't see: through `.data`, NumPy, a buffer that parameters are
+        views of, or another process. The copy follows optimizer steps, `load_state_dict`, in-place edits and `.to()`.
+        """
+        self._copy.drop()
+
+    def train(self, mode: bool = True) -> Self:
+        """As nn.Module.train; training gives back the memory of the packed copy."""
+        if mode:
+            self.repack()
+        return super().train(mode)
+
+    def _fused(self, x: Tensor) -> PreparedLinear | Refusal:
+        """The layer prepared for one native call, or what stands against it."""
+        if torch.is_grad_enabled():
+            return GRADIENTS
+        gate = cast("TopKGate", self._modules["gate"])
+        refusal = input_refusal(x) or gate_refusal(gate) or weights_refusal(self, ("weight", "bias"))
+        if refusal is not None:
+            return refusal
+        sources = (self._parameters["weight"], self._parameters["bias"], *gate._parameters.values())
+        return self._copy.get(sources, (gate, gate._spec), self._prepare)
+
+    def _prepare(self) -> PreparedLinear | Refusal:
+        refusal = memory_refusal((self.weight, self.bias, *self.gate.parameters()))
+        if refusal is not None:
+            return refusal
+        packed = pack_weight(self._matrix(), self.grid, torch.float32)
+        return PreparedLinear(packed, self.bias, self.grid, cast("TopKGate", self.gate))
+
+    def _matrix(self) -> Tensor:
+        """The weight as (out_features, in_features), for layers that store it in another way."""
+        return self.weight
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.repack()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _check_input(self, x: Tensor) -> None:
+        check_rows(x, self.in_features)
+        check_like(x, self.weight)
+        check_device(self.backend, x.device.type)

@@ -1,0 +1,207 @@
+"""How the layers of a gated LSTM run: all in one native call, one op per layer, or step by step."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from blockgate.gates import Gate
+from blockgate.ops import check_device, gated_linear
+from blockgate.ops.gated_lstm import gated_lstm
+from blockgate.runtime.block_linear import autocast_dtype, check_like
+from blockgate.runtime.follow import Followed
+from blockgate.runtime.plan import (
+    BACKEND,
+    FUSED,
+    GRADIENTS,
+    LAYER_DROPOUT,
+    OPS,
+    STATE_TYPE,
+    STEPS,
+    Plan,
+    Refusal,
+    gate_refusal,
+    input_refusal,
+    memory_refusal,
+    slower_path,
+    weights_refusal,
+)
+from blockgate.runtime.prepared import PreparedLinear, PreparedLSTM, pack_weight
+from blockgate.runtime.recurrent import LSTMState, SegmentRun, Segments, recur, run_layers, step_by_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Self
+
+    from blockgate.gates.topk import TopKGate
+    from blockgate.grid import BlockGrid
+    from blockgate.spec import GateSpec
+
+__all__ = ["GatedMatrix", "RunnableLSTM"]
+
+
+class GatedMatrix(NamedTuple):
+    """One of the matrices of an LSTM, with what belongs to it."""
+
+    weight: Tensor
+    bias: Tensor | None
+    gate: Gate
+
+    @property
+    def grid(self) -> BlockGrid:
+        """The cut of the weight."""
+        return self.gate.grid
+
+    def product(self, rows: Tensor) -> Tensor:
+        """The gated product (R, 4H) of rows (R, in)."""
+        gates, indices = self.gate(rows)
+        return gated_linear(rows, self.weight, self.bias, gates, indices, self.grid.block, backend=self.gate.backend)
+
+
+class RunnableLSTM(nn.Module):
+    """One or more LSTM layers that can be run, told apart by the suffix of their names ("_l0", ... or none).
+
+    What registers `weight_ih_l0`, `bias_ih_l0`, `gate_ih_l0`, ... is a layer; `_suffixes` lists what there is.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._suffixes: list[str] = []
+        self._copy: Followed[PreparedLSTM] = Followed()
+
+    @property
+    def spec(self) -> GateSpec:
+        """The options of its first matrix as they are now; all matrices were made with the same."""
+        return self._gates()[0].spec
+
+    @property
+    def backend(self) -> str:
+        """Which code computes: see `GateSpec.backend`."""
+        return self._gates()[0].backend
+
+    def matrix(self, part: str, suffix: str = "") -> GatedMatrix:
+        """The matrix for the input ("ih") or for the last state ("hh") of a layer, as it is now."""
+        return GatedMatrix(*(getattr(self, f"{what}_{part}{suffix}") for what in ("weight", "bias", "gate")))
+
+    def matrices(self) -> dict[str, GatedMatrix]:
+        """All matrices, by the end of their parameters' names: "ih_l0", "hh_l0", ..."""
+        return {part + suffix: self.matrix(part, suffix) for suffix in self._suffixes for part in ("ih", "hh")}
+
+    def repack(self) -> None:
+        """Forgets the packed copy of the weights, see `DynamicSparseLinear.repack`."""
+        self._copy.drop()
+
+    def train(self, mode: bool = True) -> Self:
+        """As nn.Module.train; training gives back the memory of the packed copy."""
+        if mode:
+            self.repack()
+        return super().train(mode)
+
+    def _run_stack(
+        self, rows: Tensor, segments: Segments, state: LSTMState, dropout: float = 0.0
+    ) -> tuple[Tensor, LSTMState]:
+        """All layers over rows (R, in): output (R, H), last h and c (L, N, H)."""
+        fused = self._fused(rows, state, dropout)
+        if type(fused) is PreparedLSTM:
+            return recur(rows, segments, state, fused)
+        weight = cast("Tensor", getattr(self, f"weight_ih{self._suffixes[0]}"))
+        check_like(rows, weight)
+        check_device(self.backend, rows.device.type)
+        autocast = autocast_dtype(rows.device.type)
+        rows = rows.to(weight.dtype)
+        state = (state[0].to(weight.dtype), state[1].to(weight.dtype))
+        layers = [(self.matrix("ih", suffix).product, self._recurrence(suffix)) for suffix in self._suffixes]
+        y, last = run_layers(rows, segments, state, layers, dropout if self.training else 0.0)
+        # Under autocast the state to carry on keeps the parameters' precision.
+        return y if autocast is None else y.to(autocast), last
+
+    def _plan_stack(self, rows: Tensor, state: LSTMState | None, dropout: float = 0.0) -> Plan:
+        """Which path `_run_stack` takes for such rows now, and why; a state of None is one of zeros like the rows."""
+        fused = self._fused(rows, state or (), dropout)
+        if not isinstance(fused, Refusal):
+            return Plan(FUSED)
+        plan = slower_path(fused, rows, self.backend)
+        needs_calls = next((r for gate in self._gates() if (r := _must_be_called(gate)) is not None), None)
+        return Plan(STEPS, *needs_calls) if needs_calls is not None and plan.path == OPS else plan
+
+    def _recurrence(self, suffix: str) -> SegmentRun:
+        """How the steps of a layer are run: all in one op, or, for gates that must be called, one by one."""
+        recurrent = self.matrix("hh", suffix)
+        if _must_be_called(recurrent.gate) is None:
+            return partial(_all_steps, recurrent=recurrent)
+        return partial(step_by_step, product=recurrent.product)
+
+    def _fused(self, rows: Tensor, state: tuple[Tensor, ...], dropout: float) -> PreparedLSTM | Refusal:
+        """The layers prepared for one native call, or what stands against it."""
+        if torch.is_grad_enabled():
+            return GRADIENTS
+        if self.training and dropout:
+            return LAYER_DROPOUT
+        refusal = input_refusal(rows)
+        if refusal is None and any(s.dtype is not torch.float32 for s in state):
+            refusal = STATE_TYPE
+        if refusal is None:
+            refusal = weights_refusal(self, self._names())
+        gates = self._gates()
+        for gate in gates:
+            refusal = refusal or gate_refusal(gate)
+        if refusal is not None:
+            return refusal
+        sources = [*self._parameters.values(), *(p for gate in gates for p in gate._parameters.values())]
+        return self._copy.get(sources, [option for gate in gates for option in (gate, gate._spec)], self._prepare)
+
+    def _prepare(self) -> PreparedLSTM | Refusal:
+        refusal = memory_refusal(self.parameters())
+        if refusal is not None:
+            return refusal
+        return PreparedLSTM([
+            PreparedLinear(pack_weight(m.weight, m.grid, torch.float32), m.bias, m.grid, cast("TopKGate", m.gate))
+            for m in self.matrices().values()
+        ])
+
+    def _gates(self) -> list[Gate]:
+        """All gates, in the order of `matrices`."""
+        return [cast("Gate", self._modules[f"gate_{p}{suffix}"]) for suffix in self._suffixes for p in ("ih", "hh")]
+
+    def _names(self) -> list[str]:
+        """The names of all weights and biases."""
+        parts = [f"{part}{suffix}" for suffix in self._suffixes for part in ("ih", "hh")]
+        return [f"{what}_{part}" for part in parts for what in ("weight", "bias")]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.repack()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+
+def _must_be_called(gate: Gate) -> Refusal | None:
+    """Why the recurrence must call a gate at every step; None if one op can compute it, in native code or not."""
+    refusal = gate_refusal(gate)
+    return None if refusal is BACKEND else refusal
+
+
+def _all_steps(sums: Tensor, state: LSTMState, recurrent: GatedMatrix) -> tuple[Tensor, LSTMState]:
+    """The recurrence of one layer in one op: sums (T, N, 4H) of the input's products to output (T, N, H)."""
+    gate = cast("TopKGate", recurrent.gate)
+    output, c = gated_lstm(
+        sums,
+        *state,
+        recurrent.weight,
+        recurrent.bias,
+        gate.weight,
+        gate.bias,
+        gate.hidden_weight,
+        gate.hidden_bias,
+        key_offset=gate.key_offset,
+        key_size=gate.key_size,
+        block=recurrent.grid.block,
+        open_blocks=gate.open_blocks,
+        groups=gate.groups,
+        normalise=gate.normalise,
+        backend=gate.backend,
+    )
+    return output, (output[-1], c)
