@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from blockgate.grid import BlockGrid
-from blockgate.ops import gated_linear, reference
+from blockgate.ops import gated_linear
 from tests.helpers import assert_close
+from tests.ops import reference
 
 # (out, in), block, rows, share of blocks open
 CASES = [

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockgate.grid import BlockGrid
-from blockgate.ops import packed, reference, reference_packed
+from blockgate.ops import packed_linear as packed
 from tests.helpers import assert_close
+from tests.ops import reference
 
 dimension = st.integers(1, 70)
 dtypes = st.sampled_from(packed.PACKED_DTYPES)
@@ -34,11 +35,11 @@ def test_int8_by_hand():
 @given(dimension, dimension, dimension, dimension, dtypes)
 def test_packing_equals_the_reference_and_comes_back(m, n, block_out, block_in, dtype):
     weight = torch.randn(m, n)
-    got, want = (p.pack_blocks(weight, block_out, block_in, dtype) for p in (packed, reference_packed))
+    got, want = (p.pack_blocks(weight, block_out, block_in, dtype) for p in (packed, reference))
     for ours, theirs in zip(got, want, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     back = packed.unpack_blocks(*got, m, n, block_out, block_in)
-    torch.testing.assert_close(back, reference_packed.unpack_blocks(*want, m, n, block_out, block_in), rtol=0, atol=0)
+    torch.testing.assert_close(back, reference.unpack_blocks(*want, m, n, block_out, block_in), rtol=0, atol=0)
     if dtype == torch.float32:
         torch.testing.assert_close(back, weight, rtol=0, atol=0)
 
@@ -52,7 +53,7 @@ def test_products_equal_the_reference(m, n, block_out, block_in, dtype, rows, wi
     gates, indices = reference.topk_gates(torch.randn(rows, grid.num_blocks), (grid.num_blocks + 1) // 2, 1, "rms")
     for name, extra in (("packed_linear", (gates, indices)), ("dense_packed_linear", ())):
         arguments = (x, *stored, bias, *extra, m, block_out, block_in)
-        assert_close(getattr(packed, name)(*arguments), getattr(reference_packed, name)(*arguments), name)
+        assert_close(getattr(packed, name)(*arguments), getattr(reference, name)(*arguments), name)
 
 
 @given(dimension, dimension, st.integers(4, 40), dtypes, st.integers(0, 9), st.booleans(), st.booleans())
@@ -60,7 +61,7 @@ def test_the_fused_call_equals_the_reference(m, n, block, dtype, rows, hidden, p
     arguments = fused_arguments(m, n, block, dtype, rows, hidden, per_row)
     # Bits of the scores may differ between the two, so only rows whose choice is clear can be compared: all of them,
     # since random float32 scores hardly ever lie within rounding of each other.
-    assert_close(packed.dynamic_linear(*arguments), reference_packed.dynamic_linear(*arguments))
+    assert_close(packed.dynamic_linear(*arguments), reference.dynamic_linear(*arguments))
 
 
 def fused_arguments(m, n, block, dtype, rows, hidden, per_row):

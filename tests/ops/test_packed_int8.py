@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockgate.grid import BlockGrid
-from blockgate.ops import native, packed, reference, reference_packed
+from blockgate.ops import native
+from blockgate.ops import packed_linear as packed
 from tests.helpers import assert_close
+from tests.ops import reference
 
 dimension = st.integers(1, 300)
 TINY = torch.finfo(torch.float32).tiny
@@ -107,7 +109,7 @@ def test_any_magnitude(value, rows):
     allowed = (x.double().abs() @ torch.full((33, 5), weight.abs().max().item() / 250, dtype=torch.double)) + TINY * 33
     y = packed.dense_packed_linear(*one_block(x, weight))
     assert ((y - want).abs() <= allowed).all()
-    assert_close(y, reference_packed.dense_packed_linear(*one_block(x, weight)))
+    assert_close(y, reference.dense_packed_linear(*one_block(x, weight)))
 
 
 @needs_kernels
@@ -116,7 +118,7 @@ def test_inputs_are_rounded_as_in_the_reference(value):
     x = torch.randn(9, 33).clamp(-1, 1) * value
     x[:, 0] = value
     y = packed.dense_packed_linear(*one_block(x, 127 * torch.eye(33)))
-    torch.testing.assert_close(y, 127 * reference_packed.quantise_inputs(x, 34), rtol=1e-6, atol=0)
+    torch.testing.assert_close(y, 127 * reference.quantise_inputs(x, 34), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

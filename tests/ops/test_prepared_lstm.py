@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from blockgate.grid import BlockGrid
-from blockgate.ops import gate_scores, gated_linear, native, packed, reference_packed, topk_gates
+from blockgate.ops import gate_scores, gated_linear, native, topk_gates
+from blockgate.ops import packed_linear as packed
 from blockgate.ops.gated_lstm import gated_lstm
 from tests.helpers import assert_close
+from tests.ops import reference
 
 pytestmark = pytest.mark.skipif(native.unavailable_reason() is not None, reason="native kernels are not built")
 
@@ -27,7 +29,7 @@ STACKS = [
 
 def as_read(rows, stored, block):
     """Inputs as a product with these packed blocks reads them."""
-    return reference_packed.quantise_inputs(rows, block[1]) if stored[0].dtype == torch.int8 else rows
+    return reference.quantise_inputs(rows, block[1]) if stored[0].dtype == torch.int8 else rows
 
 
 def step_by_step(product, projected, h, c):

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockgate.grid import BlockGrid
-from blockgate.ops import reference
 from tests.helpers import assert_close, dense_mask_linear, expand, gradients, raises_blockgate
+from tests.ops import reference
 
 
 def test_two_by_two_grid_by_hand():

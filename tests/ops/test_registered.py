@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockgate.grid import BlockGrid
-from blockgate.ops import gate_scores, gated_linear, reference, topk_gates
+from blockgate.ops import gate_scores, gated_linear, topk_gates
 from tests.helpers import assert_close, gradients
+from tests.ops import reference
 
 BACKENDS = ["auto", "reference"]
 dimension = st.integers(1, 40)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from blockgate.errors import BlockgateError, invalid
 from blockgate.grid import BlockGrid
-from blockgate.ops.packed import PACKED_DTYPES, dense_packed_linear, packed_linear, unpack_blocks
+from blockgate.ops.packed_linear import PACKED_DTYPES, dense_packed_linear, packed_linear, unpack_blocks
 from blockgate.runtime.block_linear import BlockLinear, GatedLinear, autocast_dtype, check_rows
 from blockgate.runtime.prepared import (
     FusedDense,

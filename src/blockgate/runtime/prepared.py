@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from blockgate.gates import TopKGate
 from blockgate.ops import native
-from blockgate.ops.packed import (
+from blockgate.ops.packed_linear import (
     pack_blocks,
     prepare_dynamic_linear,
     prepare_packed_linear,

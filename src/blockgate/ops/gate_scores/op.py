@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockgate.ops import reference
+from blockgate.ops.gate_scores import reference
 from blockgate.ops.registry import define, differentiate, variant
 
 __all__ = ["gate_scores"]

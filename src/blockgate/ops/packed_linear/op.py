@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockgate.ops import reference_packed as reference
-from blockgate.ops.registry import define, library
+from blockgate.ops.packed_linear import reference
+from blockgate.ops.registry import define
 
 __all__ = [
     "PACKED_DTYPES",
@@ -16,11 +16,6 @@ __all__ = [
     "dynamic_linear",
     "pack_blocks",
     "packed_linear",
-    "prepare_dynamic_linear",
-    "prepare_packed_linear",
-    "release_prepared_linear",
-    "run_prepared_linear",
-    "run_prepared_lstm",
     "unpack_blocks",
 ]
 
@@ -108,33 +103,9 @@ define(
     fake=_fake_dynamic_linear,
 )
 
-# The fused call in two steps, for layers that run many times; native alone, and never traced.
-library.define(
-    "prepare_dynamic_linear(Tensor blocks, Tensor scale, Tensor? bias, Tensor gate_weight, Tensor? gate_bias, "
-    "Tensor? hidden_weight, Tensor? hidden_bias, int key_offset, int key_size, int num_blocks, int hidden_size, "
-    "int in_features, int out_features, int block_out, int block_in, int groups, str normalise) -> int"
-)
-library.define(
-    "prepare_packed_linear(Tensor blocks, Tensor scale, Tensor? bias, int in_features, int out_features, "
-    "int block_out, int block_in) -> int"
-)
-library.define("run_prepared_linear(Tensor x, int handle, int open_blocks) -> Tensor")
-library.define("release_prepared_linear(int handle) -> ()")
-
-# A stack of L LSTM layers: x (T, N, in), h and c (L, N, H), and for each layer the handles of its input and recurrent
-# products -> y (T, N, H), h_n and c_n (L, N, H).
-library.define(
-    "run_prepared_lstm(Tensor x, Tensor h, Tensor c, int[] handles, int[] open_blocks) -> (Tensor, Tensor, Tensor)"
-)
-
 # Inference calls these many times a second: the packets themselves, without a Python function around them.
 pack_blocks = torch.ops.blockgate.pack_blocks
 unpack_blocks = torch.ops.blockgate.unpack_blocks
 packed_linear = torch.ops.blockgate.packed_linear
 dense_packed_linear = torch.ops.blockgate.dense_packed_linear
 dynamic_linear = torch.ops.blockgate.dynamic_linear
-prepare_dynamic_linear = torch.ops.blockgate.prepare_dynamic_linear
-prepare_packed_linear = torch.ops.blockgate.prepare_packed_linear
-run_prepared_linear = torch.ops.blockgate.run_prepared_linear.default
-run_prepared_lstm = torch.ops.blockgate.run_prepared_lstm.default
-release_prepared_linear = torch.ops.blockgate.release_prepared_linear

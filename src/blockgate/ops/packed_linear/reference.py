@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockgate.grid import BlockGrid
-from blockgate.ops import reference
+from blockgate.ops.gated_linear.reference import gated_linear
+from blockgate.ops.topk_gates.reference import topk_gates
 
 __all__ = [
     "PANEL",
@@ -93,7 +94,7 @@ def packed_linear(
     if blocks.dtype == torch.int8:
         x = quantise_inputs(x, block_in)
     weight = unpack_blocks(blocks, scale, out_features, x.shape[1], block_out, block_in)
-    return reference.gated_linear(x, weight, bias, gates, indices, block_out, block_in)
+    return gated_linear(x, weight, bias, gates, indices, block_out, block_in)
 
 
 def dense_packed_linear(
@@ -134,5 +135,5 @@ def dynamic_linear(
     scores = dense_packed_linear(
         key, gate_weight, gate_weight.new_empty(0), gate_bias, num_blocks, num_blocks, key.shape[1]
     )
-    gates, indices = reference.topk_gates(scores, open_blocks, groups, normalise)
+    gates, indices = topk_gates(scores, open_blocks, groups, normalise)
     return packed_linear(x, blocks, scale, bias, gates, indices, out_features, block_out, block_in)

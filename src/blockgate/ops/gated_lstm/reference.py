@@ -13,7 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from blockgate.ops import reference
+from blockgate.ops.gate_scores.reference import gate_scores
+from blockgate.ops.gated_linear.reference import gated_linear, gated_linear_backward
+from blockgate.ops.topk_gates.reference import topk_gates, topk_gates_backward
 
 __all__ = ["gated_lstm", "gated_lstm_backward"]
 
@@ -47,10 +49,10 @@ def gated_lstm(
         scored = h[:, key_offset : key_offset + key_size]
         hidden = h.new_empty(0)
         if hidden_weight is not None:
-            scored = hidden = torch.relu(reference.gate_scores(scored, hidden_weight, hidden_bias))
-        scores = reference.gate_scores(scored, gate_weight, gate_bias)
-        gates, indices = reference.topk_gates(scores, open_blocks, groups, normalise)
-        pre = projected_t + reference.gated_linear(h, weight, bias, gates, indices, block_out, block_in)
+            scored = hidden = torch.relu(gate_scores(scored, hidden_weight, hidden_bias))
+        scores = gate_scores(scored, gate_weight, gate_bias)
+        gates, indices = topk_gates(scores, open_blocks, groups, normalise)
+        pre = projected_t + gated_linear(h, weight, bias, gates, indices, block_out, block_in)
         i, f, g, o = pre.chunk(4, dim=1)
         i, f, g, o = torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o)
         c = f * c + i * g
@@ -106,10 +108,10 @@ def gated_lstm_backward(
             [grad_i * i * (1 - i), grad_f * f * (1 - f), grad_g * (1 - g * g), grad_o * o * (1 - o)], 1
         )
         grad_c = grad_c * f
-        grad_h, _, grad_gates = reference.gated_linear_backward(
+        grad_h, _, grad_gates = gated_linear_backward(
             grad_projected[t], before[t], weight, gates[t], indices[t], *block, True, False, True
         )
-        grad_scores[t] = reference.topk_gates_backward(grad_gates, scores[t], gates[t], indices[t], normalise)
+        grad_scores[t] = topk_gates_backward(grad_gates, scores[t], gates[t], indices[t], normalise)
         grad_key = grad_scores[t] @ gate_weight
         if hidden_weight is not None:
             grad_hidden[t] = torch.where(hidden[t] <= 0, 0, grad_key)
@@ -118,7 +120,7 @@ def gated_lstm_backward(
     grad_weight = weight.new_empty(0)
     if need_weight:
         rows = [x.flatten(0, 1) for x in (grad_projected, before, gates, indices)]
-        _, grad_weight, _ = reference.gated_linear_backward(
+        _, grad_weight, _ = gated_linear_backward(
             rows[0], rows[1], weight, rows[2], rows[3], *block, False, True, False
         )
     return grad_projected, grad_h, grad_c, grad_weight, grad_scores, grad_hidden

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockgate.ops import reference_lstm as reference
+from blockgate.ops.gated_lstm import reference
 from blockgate.ops.registry import define, differentiate, forbid_second_derivative, variant
 
 __all__ = ["gated_lstm"]

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockgate.ops import reference
 from blockgate.ops.registry import define, differentiate, forbid_second_derivative, variant
+from blockgate.ops.topk_gates import reference
 
 __all__ = ["NORMALISE", "topk_gates"]
 
