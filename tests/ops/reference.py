@@ -5,7 +5,6 @@ from blockgate.ops.gate_scores.reference import gate_scores
 from blockgate.ops.gated_linear.reference import gated_linear, gated_linear_backward
 from blockgate.ops.packed_linear.reference import (
     dense_packed_linear,
-    dynamic_linear,
     pack_blocks,
     packed_linear,
     quantise_inputs,
@@ -15,7 +14,6 @@ from blockgate.ops.topk_gates.reference import topk_gates, topk_gates_backward
 
 __all__ = [
     "dense_packed_linear",
-    "dynamic_linear",
     "forget_pool",
     "gate_scores",
     "gated_linear",

@@ -80,8 +80,12 @@ class PackedBlocks(nn.Module):
 
     def weight(self) -> Tensor:
         """The weight (m, n) in float32 that the blocks stand for."""
-        sizes = (self.grid.out_features, self.grid.in_features, *self.grid.block)
-        return cast("Tensor", unpack_blocks(self.blocks, self.scale, *sizes))
+        return cast("Tensor", unpack_blocks(self.blocks, self.scale, self.sizes))
+
+    @property
+    def sizes(self) -> list[int]:
+        """The grid as ops take it: out_features, in_features, block_out, block_in."""
+        return [self.grid.out_features, self.grid.in_features, *self.grid.block]
 
     def extra_repr(self) -> str:
         """For print(model)."""
@@ -165,9 +169,7 @@ class PackedLinear(nn.Module, BlockLinear):
                 return fast
         self._check_input(x)
         rows = x.reshape(-1, self.in_features).float()
-        y = dense_packed_linear(
-            rows, self.packed.blocks, self.packed.scale, self.bias, self.out_features, *self.grid.block
-        )
+        y = dense_packed_linear(rows, self.packed.blocks, self.packed.scale, self.bias, self.packed.sizes)
         return self._as_output(y, x)
 
     def repack(self) -> None:
@@ -259,16 +261,8 @@ class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
         self._check_input(x)
         rows = x.reshape(-1, self.in_features).float()
         gates, indices = self.gate(rows)
-        y = packed_linear(
-            rows,
-            self.packed.blocks,
-            self.packed.scale,
-            self.bias,
-            gates,
-            indices,
-            self.out_features,
-            *self.grid.block,
-        )
+        packed = self.packed
+        y = packed_linear(rows, packed.blocks, packed.scale, self.bias, gates, indices, packed.sizes)
         return self._as_output(y, x)
 
     def gates(self, x: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ register_optimizer_step_post_hook(_count_step)
 
 def pack_weight(weight: Tensor, grid: BlockGrid, dtype: torch.dtype) -> PackedWeight:
     """A weight (m, n) as packed blocks of `dtype`."""
-    return PackedWeight(*pack_blocks(weight.detach().float(), *grid.block, dtype))
+    return PackedWeight(*pack_blocks(weight.detach().float(), grid.block, dtype))
 
 
 class FusedDense:
@@ -123,7 +123,7 @@ class FusedDense:
         weakref.finalize(self, release_prepared_linear, self.handle).atexit = False
 
     def _prepare(self, packed: PackedWeight, bias: Tensor | None, grid: BlockGrid) -> int:
-        return prepare_packed_linear(*packed, bias, grid.in_features, grid.out_features, *grid.block)  # type: ignore[no-any-return]
+        return prepare_packed_linear(*packed, bias, [grid.out_features, grid.in_features, *grid.block])  # type: ignore[no-any-return]
 
     def __call__(self, x: Tensor, open_blocks: int = 1) -> Tensor | None:
         """y (..., m) for x (..., n) in one call; None if x has another shape. Without a gate, all blocks are open."""
@@ -153,23 +153,18 @@ class FusedLinear(FusedDense):
     def _prepare(self, packed: PackedWeight, bias: Tensor | None, grid: BlockGrid) -> int:
         gate = self.gate
         gate_weight, hidden_weight = (
-            None if w is None else pack_blocks(w.detach().float(), *w.shape, torch.float32)[0]
+            None if w is None else pack_blocks(w.detach().float(), w.shape, torch.float32)[0]
             for w in (gate.weight, gate.hidden_weight)
         )
         return prepare_dynamic_linear(  # type: ignore[no-any-return]
             *packed,
             bias,
+            [grid.out_features, grid.in_features, *grid.block],
             gate_weight,
             gate.bias,
             hidden_weight,
             gate.hidden_bias,
-            gate.key_offset,
-            gate.key_size,
-            gate.num_scores,
-            gate.hidden_size,
-            grid.in_features,
-            grid.out_features,
-            *grid.block,
+            [gate.key_offset, gate.key_size],
             gate.groups,
             gate.normalise,
         )

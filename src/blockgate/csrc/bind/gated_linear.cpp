@@ -1,4 +1,5 @@
 // gated_linear on row-major weights (training) and its backward.
+#include "bind/groups.h"
 #include "host/bad_rows.h"
 #include "host/product.h"
 #include "host/tensors.h"
@@ -12,14 +13,14 @@ namespace blockgate {
 namespace {
 
 Tensor gated_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                    const Tensor& gates, const Tensor& indices, int64_t block_out,
-                    int64_t block_in) {
+                    const Tensor& gates, const Tensor& indices, Integers block) {
+  const BlockSize size = block_of(block);
   return with_float_type(x, "x", [&](auto zero) {
     using T = decltype(zero);
     const Rows<T> rows = rows_of<T>(x, "x");
     const Dense<T> w = dense_of<T>(weight, "weight", 2);
     check_size(weight, "weight", 1, rows.width);
-    const Grid grid = make_grid(weight.size(0), rows.width, block_out, block_in);
+    const Grid grid = make_grid(weight.size(0), rows.width, size.out, size.in);
     const Dense<T> b = bias_of<T>(bias, "bias", grid.out, weight);
     const Gates<T> gate = gates_of<T>(gates, indices, rows.count);
     const Tensor y = empty_tensor({rows.count, grid.out}, SCALAR_TYPE<T>);
@@ -38,14 +39,14 @@ Tensor gated_linear(const Tensor& x, const Tensor& weight, const std::optional<T
 
 std::tuple<Tensor, Tensor, Tensor> gated_linear_backward(
     const Tensor& grad_y, const Tensor& x, const Tensor& weight, const Tensor& gates,
-    const Tensor& indices, int64_t block_out, int64_t block_in, bool need_x, bool need_weight,
-    bool need_gates) {
+    const Tensor& indices, Integers block, bool need_x, bool need_weight, bool need_gates) {
+  const BlockSize size = block_of(block);
   return with_float_type(x, "x", [&](auto zero) -> std::tuple<Tensor, Tensor, Tensor> {
     using T = decltype(zero);
     const Rows<T> rows = rows_of<T>(x, "x");
     const Dense<T> w = dense_of<T>(weight, "weight", 2);
     check_size(weight, "weight", 1, rows.width);
-    const Grid grid = make_grid(weight.size(0), rows.width, block_out, block_in);
+    const Grid grid = make_grid(weight.size(0), rows.width, size.out, size.in);
     const Rows<T> grad = rows_of<T>(grad_y, "grad_y");
     check_size(grad_y, "grad_y", 0, rows.count);
     check_size(grad_y, "grad_y", 1, grid.out);

@@ -32,16 +32,16 @@ Results lstm_forward(const Tensor& projected, const Tensor& h0, const Tensor& c0
                      const Tensor& weight, const std::optional<Tensor>& bias,
                      const Tensor& gate_weight, const std::optional<Tensor>& gate_bias,
                      const std::optional<Tensor>& hidden_weight,
-                     const std::optional<Tensor>& hidden_bias, int64_t key_offset,
-                     int64_t key_size, int64_t block_out, int64_t block_in, int64_t open_blocks,
-                     int64_t groups, const std::string& normalise) {
+                     const std::optional<Tensor>& hidden_bias, const Integers& key,
+                     const Integers& block, const Integers& selection,
+                     const std::string& normalise) {
   const Dense<T> start = dense_of<T>(projected, "projected", 3);
-  const LstmShape shape = lstm_shape(projected.size(0), h0, weight, block_out, block_in);
+  const LstmShape shape = lstm_shape(projected.size(0), h0, weight, block);
   check_steps(projected, "projected", shape, 4 * shape.size);
   const Dense<T> h = state_of<T>(h0, "h0", shape), c = state_of<T>(c0, "c0", shape);
   const Dense<T> w = dense_of<T>(weight, "weight", 2);
   const Dense<T> b = bias_of<T>(bias, "bias", shape.grid.out, weight);
-  const GateShape gate = gate_shape<T>(shape, gate_weight, hidden_weight, key_offset, key_size);
+  const GateShape gate = gate_shape<T>(shape, gate_weight, hidden_weight, key);
   const Dense<T> gate_b = bias_of<T>(gate_bias, "gate_bias", gate.scores, weight);
   const PackedScores<T> scores = pack_scores<T>(dense_of<T>(gate_weight, "gate_weight", 2),
                                                 gate.scores, gate.scored, gate_b.data);
@@ -49,10 +49,11 @@ Results lstm_forward(const Tensor& projected, const Tensor& h0, const Tensor& c0
                                        gate.scored, weight);
   PackedScores<T> hidden;
   if (hidden_weight)
-    hidden = pack_scores<T>(dense_of<T>(*hidden_weight, "hidden_weight", 2), gate.scored, key_size,
-                            hidden_b.data);
-  StepGate<T> step_gate{std::nullopt, scores.layer, key_offset,
-                        top_k_spec(gate.scores, open_blocks, groups, normalise)};
+    hidden = pack_scores<T>(dense_of<T>(*hidden_weight, "hidden_weight", 2), gate.scored,
+                            gate.key.size, hidden_b.data);
+  const Selection chosen = selection_of(selection);
+  StepGate<T> step_gate{std::nullopt, scores.layer, gate.key.offset,
+                        top_k_spec(gate.scores, chosen.open_blocks, chosen.groups, normalise)};
   if (hidden_weight) step_gate.hidden = hidden.layer;
   const Buffer<T> packed = pack_forward(shape.grid, w.data);
 
@@ -108,13 +109,12 @@ Results gated_lstm(const Tensor& projected, const Tensor& h0, const Tensor& c0,
                    const Tensor& weight, const std::optional<Tensor>& bias,
                    const Tensor& gate_weight, const std::optional<Tensor>& gate_bias,
                    const std::optional<Tensor>& hidden_weight,
-                   const std::optional<Tensor>& hidden_bias, int64_t key_offset, int64_t key_size,
-                   int64_t block_out, int64_t block_in, int64_t open_blocks, int64_t groups,
-                   const std::string& normalise) {
+                   const std::optional<Tensor>& hidden_bias, Integers key, Integers block,
+                   Integers selection, const std::string& normalise) {
   return with_float_type(projected, "projected", [&](auto zero) {
     return lstm_forward<decltype(zero)>(projected, h0, c0, weight, bias, gate_weight, gate_bias,
-                                        hidden_weight, hidden_bias, key_offset, key_size,
-                                        block_out, block_in, open_blocks, groups, normalise);
+                                        hidden_weight, hidden_bias, key, block, selection,
+                                        normalise);
   });
 }
 

@@ -38,14 +38,13 @@ Results lstm_backward(const Tensor& weight, const Tensor& gate_weight,
                       const Tensor& activations, const Tensor& hidden, const Tensor& scores,
                       const Tensor& gates, const Tensor& indices,
                       const std::optional<Tensor>& grad_output,
-                      const std::optional<Tensor>& grad_c_n, int64_t key_offset, int64_t key_size,
-                      int64_t block_out, int64_t block_in, const std::string& normalise,
-                      bool need_weight) {
+                      const std::optional<Tensor>& grad_c_n, const Integers& key,
+                      const Integers& block, const std::string& normalise, bool need_weight) {
   check_tensor(output, "output", SCALAR_TYPE<T>, 3);
   check_tensor(gates, "gates", SCALAR_TYPE<T>, 3);
-  const LstmShape shape = lstm_shape(output.size(0), h0, weight, block_out, block_in);
+  const LstmShape shape = lstm_shape(output.size(0), h0, weight, block);
   const Grid& grid = shape.grid;
-  const GateShape gate = gate_shape<T>(shape, gate_weight, hidden_weight, key_offset, key_size);
+  const GateShape gate = gate_shape<T>(shape, gate_weight, hidden_weight, key);
   const int64_t steps = shape.steps, rows = shape.rows, size = shape.size;
   const int64_t num_blocks = gate.scores, kept = gates.size(2), tokens = steps * rows;
   const Dense<T> w = dense_of<T>(weight, "weight", 2);
@@ -109,7 +108,7 @@ Results lstm_backward(const Tensor& weight, const Tensor& gate_weight,
       const int64_t* chosen = index.data + token * kept;
       kernel.top_k_backward(spec, grad_gates.get() + row * kept, score.data + token * gate.scores,
                             value.data + token * kept, chosen, grad_score);
-      T* grad_key = data_of<T>(grad_h) + row * size + key_offset;
+      T* grad_key = data_of<T>(grad_h) + row * size + gate.key.offset;
       if (!hidden_weight) {
         kernel.add_rows(gate_w.data, gate.scored, grad_score, chosen, kept, grad_key);
         return;
@@ -119,7 +118,7 @@ Results lstm_backward(const Tensor& weight, const Tensor& gate_weight,
       std::memset(grad, 0, gate.scored * sizeof(T));
       kernel.add_rows(gate_w.data, gate.scored, grad_score, chosen, kept, grad);
       for (int64_t i = 0; i < gate.scored; ++i) grad[i] = values[i] <= 0 ? T(0) : grad[i];
-      kernel.add_rows(hidden_w.data, key_size, grad, nullptr, gate.scored, grad_key);
+      kernel.add_rows(hidden_w.data, gate.key.size, grad, nullptr, gate.scored, grad_key);
     };
     run_team(step_threads(shape, gate, kept), [&](TeamMember member) {
       member.phase(rows, [&](int64_t row) { cell_task(steps - 1, row); });
@@ -165,14 +164,12 @@ Results gated_lstm_backward(const Tensor& weight, const Tensor& gate_weight,
                             const Tensor& activations, const Tensor& hidden, const Tensor& scores,
                             const Tensor& gates, const Tensor& indices,
                             const std::optional<Tensor>& grad_output,
-                            const std::optional<Tensor>& grad_c_n, int64_t key_offset,
-                            int64_t key_size, int64_t block_out, int64_t block_in,
+                            const std::optional<Tensor>& grad_c_n, Integers key, Integers block,
                             const std::string& normalise, bool need_weight) {
   return with_float_type(weight, "weight", [&](auto zero) {
     return lstm_backward<decltype(zero)>(weight, gate_weight, hidden_weight, h0, c0, output, cells,
                                          activations, hidden, scores, gates, indices, grad_output,
-                                         grad_c_n, key_offset, key_size, block_out, block_in,
-                                         normalise, need_weight);
+                                         grad_c_n, key, block, normalise, need_weight);
   });
 }
 

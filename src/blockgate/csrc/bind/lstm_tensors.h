@@ -1,6 +1,7 @@
 // Checks and weights that both passes of gated_lstm share.
 #pragma once
 
+#include "bind/groups.h"
 #include "host/product.h"
 #include "host/tensors.h"
 
@@ -13,7 +14,7 @@ struct LstmShape {
 
 // h0 (rows, size) and the weight decide; everything else is checked against them.
 inline LstmShape lstm_shape(int64_t steps, const Tensor& h0, const Tensor& weight,
-                            int64_t block_out, int64_t block_in) {
+                            const Integers& block) {
   STD_TORCH_CHECK(h0.dim() == 2, "h0: expected 2 dimensions, got shape ", shape_text(h0));
   const int64_t rows = h0.size(0), size = h0.size(1);
   STD_TORCH_CHECK(steps >= 1 && rows >= 1 && size >= 1,
@@ -21,7 +22,8 @@ inline LstmShape lstm_shape(int64_t steps, const Tensor& h0, const Tensor& weigh
                   rows, " and ", size);
   STD_TORCH_CHECK(weight.dim() == 2 && weight.size(0) == 4 * size && weight.size(1) == size,
                   "weight: expected shape (", 4 * size, ", ", size, "), got ", shape_text(weight));
-  return {steps, rows, size, make_grid(4 * size, size, block_out, block_in)};
+  const BlockSize blocks = block_of(block);
+  return {steps, rows, size, make_grid(4 * size, size, blocks.out, blocks.in)};
 }
 
 inline void check_steps(const Tensor& t, const char* name, const LstmShape& shape, int64_t width) {
@@ -47,21 +49,19 @@ Dense<T> steps_of(const Tensor& t, const char* name, const LstmShape& shape, int
 
 // Sizes of the block gate; `scored` is what its last layer reads: the hidden layer or the key.
 struct GateShape {
-  int64_t scores, scored, key_size;
+  int64_t scores, scored;
+  Key key;
 };
 
 template <class T>
 GateShape gate_shape(const LstmShape& shape, const Tensor& gate_weight,
-                     const std::optional<Tensor>& hidden_weight, int64_t key_offset,
-                     int64_t key_size) {
-  STD_TORCH_CHECK(key_offset >= 0 && key_size > 0 && key_offset + key_size <= shape.size,
-                  "key: expected a part of the ", shape.size, " hidden units, got [", key_offset,
-                  ", ", key_offset + key_size, ")");
+                     const std::optional<Tensor>& hidden_weight, const Integers& key) {
   check_tensor(gate_weight, "gate_weight", SCALAR_TYPE<T>, 2);
-  GateShape gate{shape.grid.rows * shape.grid.cols, key_size, key_size};
+  GateShape gate{shape.grid.rows * shape.grid.cols, 0, key_of(key, shape.size, "hidden units")};
+  gate.scored = gate.key.size;
   if (hidden_weight) {
     check_tensor(*hidden_weight, "hidden_weight", SCALAR_TYPE<T>, 2);
-    check_size(*hidden_weight, "hidden_weight", 1, key_size);
+    check_size(*hidden_weight, "hidden_weight", 1, gate.key.size);
     gate.scored = hidden_weight->size(0);
   }
   check_size(gate_weight, "gate_weight", 0, gate.scores);

@@ -1,4 +1,5 @@
 // Packing, unpacking, and the products on packed weights.
+#include "bind/groups.h"
 #include "host/packed.h"
 #include "host/product.h"
 #include "host/tensors.h"
@@ -60,10 +61,10 @@ void quantise_row(const float* weight, int64_t length, int8_t* stored, float* sc
   }
 }
 
-std::tuple<Tensor, Tensor> pack_blocks(const Tensor& weight, int64_t block_out, int64_t block_in,
-                                       ScalarType dtype) {
+std::tuple<Tensor, Tensor> pack_blocks(const Tensor& weight, Integers block, ScalarType dtype) {
   const Dense<float> w = dense_of<float>(weight, "weight", 2);
-  const Grid grid = make_grid(weight.size(0), weight.size(1), block_out, block_in);
+  const BlockSize size = block_of(block);
+  const Grid grid = make_grid(weight.size(0), weight.size(1), size.out, size.in);
   STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::BFloat16 ||
                       dtype == ScalarType::Char,
                   "dtype: expected Float, BFloat16 or Char (int8), got ",
@@ -101,11 +102,10 @@ std::tuple<Tensor, Tensor> pack_blocks(const Tensor& weight, int64_t block_out, 
   return {blocks, empty_tensor({int64_t(0)}, ScalarType::Float)};
 }
 
-Tensor unpack_blocks(const Tensor& blocks, const Tensor& scale, int64_t out_features,
-                     int64_t in_features, int64_t block_out, int64_t block_in) {
-  const Grid grid = make_grid(out_features, in_features, block_out, block_in);
+Tensor unpack_blocks(const Tensor& blocks, const Tensor& scale, Integers sizes) {
+  const Grid grid = grid_of(sizes);
   const PackedWeight packed = packed_weight_of(blocks, scale, grid);
-  const Tensor weight = empty_tensor({out_features, in_features}, ScalarType::Float);
+  const Tensor weight = empty_tensor({grid.out, grid.in}, ScalarType::Float);
   float* target = data_of<float>(weight);
   visit_block_rows(grid, [&](const BlockRow& r) {
     float* to = target + r.weight_offset;
@@ -128,9 +128,10 @@ Tensor unpack_blocks(const Tensor& blocks, const Tensor& scale, int64_t out_feat
 
 Tensor packed_linear(const Tensor& x, const Tensor& blocks, const Tensor& scale,
                      const std::optional<Tensor>& bias, const Tensor& gates, const Tensor& indices,
-                     int64_t out_features, int64_t block_out, int64_t block_in) {
+                     Integers sizes) {
   const Rows<float> rows = rows_of<float>(x, "x");
-  const Grid grid = make_grid(out_features, rows.width, block_out, block_in);
+  const Grid grid = grid_of(sizes);
+  check_size(x, "x", 1, grid.in);
   const PackedWeight packed = packed_weight_of(blocks, scale, grid);
   const Dense<float> b = bias_of<float>(bias, "bias", grid.out, blocks);
   const Gates<float> gate = gates_of<float>(gates, indices, rows.count);
@@ -141,10 +142,10 @@ Tensor packed_linear(const Tensor& x, const Tensor& blocks, const Tensor& scale,
 }
 
 Tensor dense_packed_linear(const Tensor& x, const Tensor& blocks, const Tensor& scale,
-                           const std::optional<Tensor>& bias, int64_t out_features,
-                           int64_t block_out, int64_t block_in) {
+                           const std::optional<Tensor>& bias, Integers sizes) {
   const Rows<float> rows = rows_of<float>(x, "x");
-  const Grid grid = make_grid(out_features, rows.width, block_out, block_in);
+  const Grid grid = grid_of(sizes);
+  check_size(x, "x", 1, grid.in);
   const PackedWeight packed = packed_weight_of(blocks, scale, grid);
   const Dense<float> b = bias_of<float>(bias, "bias", grid.out, blocks);
   const Tensor y = empty_tensor({rows.count, grid.out}, ScalarType::Float);

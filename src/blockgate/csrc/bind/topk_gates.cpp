@@ -1,4 +1,5 @@
 // topk_gates and its backward.
+#include "bind/groups.h"
 #include "host/select.h"
 #include "host/tensors.h"
 
@@ -10,13 +11,14 @@
 namespace blockgate {
 namespace {
 
-std::tuple<Tensor, Tensor> topk_gates(const Tensor& scores, int64_t open_blocks, int64_t groups,
+std::tuple<Tensor, Tensor> topk_gates(const Tensor& scores, Integers selection,
                                       const std::string& normalise) {
+  const Selection chosen = selection_of(selection);
   return with_float_type(scores, "scores", [&](auto zero) -> std::tuple<Tensor, Tensor> {
     using T = decltype(zero);
     const Rows<T> rows = rows_of<T>(scores, "scores");
-    const TopK spec = top_k_spec(rows.width, open_blocks, groups, normalise);
-    const int64_t kept = groups * open_blocks;
+    const TopK spec = top_k_spec(rows.width, chosen.open_blocks, chosen.groups, normalise);
+    const int64_t kept = chosen.groups * chosen.open_blocks;
     const Tensor gates = empty_tensor({rows.count, kept}, SCALAR_TYPE<T>);
     const Tensor indices = empty_tensor({rows.count, kept}, ScalarType::Long);
     run_top_k<T>(spec, rows.data, rows.stride, rows.count, data_of<T>(gates),

@@ -8,22 +8,12 @@
 namespace blockgate {
 namespace {
 
-GateLayer gate_layer_of(const Tensor& weight, const std::optional<Tensor>& bias, const char* name,
-                        int64_t outputs, int64_t inputs) {
-  check_tensor(weight, name, ScalarType::Float, 4);
-  // With several blocks each holds whole panels, so the block height can be read off the shape.
-  const int64_t block_out = weight.size(0) == 1 ? outputs : weight.size(1) * PANEL;
-  const Grid grid = make_grid(outputs, inputs, block_out, inputs);
-  return {grid, packed_weight_of(weight, weight, grid), bias_of<float>(bias, name, outputs, weight)};
-}
-
 void run_gate_layer(const GateLayer& layer, const float* x, int64_t stride, int64_t tokens,
                     float* y) {
   run_packed_dense(layer.weight, layer.grid, x, stride, tokens, layer.bias.data, y);
 }
 
-// Passing and checking eighteen arguments takes longer than computing a small layer. Never
-// destroyed, since Python may release layers until the very end.
+// Never destroyed, since Python may release layers until the very end.
 struct Table {
   std::shared_mutex mutex;
   std::unordered_map<int64_t, std::shared_ptr<const PreparedLayer>> layers;
@@ -36,37 +26,6 @@ Table& table() {
 }
 
 }  // namespace
-
-PreparedLayer prepare_dense(const Tensor& blocks, const Tensor& scale,
-                            const std::optional<Tensor>& bias, int64_t in_features,
-                            int64_t out_features, int64_t block_out, int64_t block_in) {
-  const Grid grid = make_grid(out_features, in_features, block_out, block_in);
-  return {grid, packed_weight_of(blocks, scale, grid), bias_of<float>(bias, "bias", grid.out, blocks),
-          std::nullopt};
-}
-
-PreparedGate prepare_gate(const Grid& grid, const Tensor& weight, const std::optional<Tensor>& bias,
-                          const std::optional<Tensor>& hidden_weight,
-                          const std::optional<Tensor>& hidden_bias, int64_t key_offset,
-                          int64_t key_size, int64_t num_blocks, int64_t hidden_size, int64_t groups,
-                          const std::string& normalise) {
-  STD_TORCH_CHECK(num_blocks == grid.rows * grid.cols, "num_blocks: expected ",
-                  grid.rows * grid.cols, " (", grid.rows, " x ", grid.cols, "), got ", num_blocks);
-  STD_TORCH_CHECK(key_offset >= 0 && key_size > 0 && key_offset + key_size <= grid.in,
-                  "key: expected a part of the ", grid.in, " input features, got [", key_offset,
-                  ", ", key_offset + key_size, ")");
-  std::optional<GateLayer> hidden;
-  if (hidden_weight)
-    hidden = gate_layer_of(*hidden_weight, hidden_bias, "hidden_weight or hidden_bias", hidden_size,
-                           key_size);
-  return {gate_layer_of(weight, bias, "gate_weight or gate_bias", num_blocks,
-                        hidden_weight ? hidden_size : key_size),
-          hidden,
-          key_offset,
-          key_size,
-          groups,
-          normalise};
-}
 
 void run_layer(const PreparedLayer& layer, const float* x, int64_t stride, int64_t tokens,
                int64_t open_blocks, float* y) {

@@ -19,7 +19,7 @@ struct GateLayer {
 struct PreparedGate {
   GateLayer scores;
   std::optional<GateLayer> hidden;
-  int64_t key_offset, key_size, groups;
+  int64_t key_offset, groups;
   std::string normalise;
 };
 
@@ -30,16 +30,6 @@ struct PreparedLayer {
   Dense<float> bias;
   std::optional<PreparedGate> gate;
 };
-
-PreparedLayer prepare_dense(const Tensor& blocks, const Tensor& scale,
-                            const std::optional<Tensor>& bias, int64_t in_features,
-                            int64_t out_features, int64_t block_out, int64_t block_in);
-
-PreparedGate prepare_gate(const Grid& grid, const Tensor& weight, const std::optional<Tensor>& bias,
-                          const std::optional<Tensor>& hidden_weight,
-                          const std::optional<Tensor>& hidden_bias, int64_t key_offset,
-                          int64_t key_size, int64_t num_blocks, int64_t hidden_size, int64_t groups,
-                          const std::string& normalise);
 
 // Rows of x, `stride` apart, to y (tokens, out); open_blocks counts only where there is a gate.
 void run_layer(const PreparedLayer& layer, const float* x, int64_t stride, int64_t tokens,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from blockgate.ops.gated_linear import reference
 from blockgate.ops.registry import define, differentiate, forbid_second_derivative, variant
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["gated_linear"]
 
@@ -36,7 +39,7 @@ def gated_linear(
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
     y: Tensor = variant("gated_linear", backend)(
-        x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype), gates.to(dtype), indices, *block
+        x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype), gates.to(dtype), indices, [*block]
     )
     return y.to(x.dtype)
 
@@ -51,8 +54,7 @@ def _fake_backward(
     weight: Tensor,
     gates: Tensor,
     indices: Tensor,  # noqa: ARG001
-    block_out: int,  # noqa: ARG001
-    block_in: int,  # noqa: ARG001
+    block: Sequence[int],  # noqa: ARG001
     need_x: bool,
     need_weight: bool,
     need_gates: bool,
@@ -62,7 +64,7 @@ def _fake_backward(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
-    x, weight, bias, gates, indices, *ctx.block = inputs
+    x, weight, bias, gates, indices, ctx.block = inputs
     ctx.save_for_backward(x, weight, gates, indices)
     ctx.has_bias = bias is not None
 
@@ -72,9 +74,7 @@ def _gradient(ctx: Any, backend: str, grad: Tensor) -> tuple[Tensor | None, ...]
     grad_x = grad_weight = grad_gates = None
     if need_x or need_weight or need_gates:
         backward = variant("gated_linear_backward", backend)
-        grad_x, grad_weight, grad_gates = backward(
-            grad, *ctx.saved_tensors, *ctx.block, need_x, need_weight, need_gates
-        )
+        grad_x, grad_weight, grad_gates = backward(grad, *ctx.saved_tensors, ctx.block, need_x, need_weight, need_gates)
     return (
         grad_x if need_x else None,
         grad_weight if need_weight else None,
@@ -82,20 +82,18 @@ def _gradient(ctx: Any, backend: str, grad: Tensor) -> tuple[Tensor | None, ...]
         grad_gates if need_gates else None,
         None,
         None,
-        None,
     )
 
 
 define(
     "gated_linear",
-    "(Tensor x, Tensor weight, Tensor? bias, Tensor gates, Tensor indices, SymInt block_out, SymInt block_in) "
-    "-> Tensor",
+    "(Tensor x, Tensor weight, Tensor? bias, Tensor gates, Tensor indices, SymInt[] block) -> Tensor",
     kernel=reference.gated_linear,
     fake=_fake,
 )
 define(
     "gated_linear_backward",
-    "(Tensor grad_y, Tensor x, Tensor weight, Tensor gates, Tensor indices, SymInt block_out, SymInt block_in, "
+    "(Tensor grad_y, Tensor x, Tensor weight, Tensor gates, Tensor indices, SymInt[] block, "
     "bool need_x, bool need_weight, bool need_gates) -> (Tensor, Tensor, Tensor)",
     kernel=reference.gated_linear_backward,
     fake=_fake_backward,

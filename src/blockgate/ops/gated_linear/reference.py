@@ -11,24 +11,25 @@ from blockgate.errors import invalid
 from blockgate.grid import BlockGrid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["gated_linear", "gated_linear_backward"]
 
 
 def gated_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, gates: Tensor, indices: Tensor, block_out: int, block_in: int
+    x: Tensor, weight: Tensor, bias: Tensor | None, gates: Tensor, indices: Tensor, block: Sequence[int]
 ) -> Tensor:
     """The gated block product: x (N, n), weight (m, n), bias (m), gates and indices (N, E) -> y (N, m).
 
-    One open block at a time, over the rows that open it: memory grows with N * m, never with N * m * n.
+    `block` is (out, in). One open block at a time, over the rows that open it: memory grows with N * m, never with
+    N * m * n.
     """
-    grid = _checked_grid(weight, indices, block_out, block_in)
+    grid = _checked_grid(weight, indices, block)
     y = x.new_zeros(x.shape[0], grid.out_features)
     if bias is not None:
         y = y + bias
-    for block, rows, entries in _rows_by_block(gates, indices):
-        outs, ins = grid.slices(block)
+    for index, rows, entries in _rows_by_block(gates, indices):
+        outs, ins = grid.slices(index)
         product = x[rows, ins] @ weight[outs, ins].T
         y[:, outs] = y[:, outs].index_add(0, rows, gates[rows, entries, None] * product)
     # A closed block never reads its part of x; a dense layer would have passed on what is wrong with it.
@@ -41,19 +42,18 @@ def gated_linear_backward(
     weight: Tensor,
     gates: Tensor,
     indices: Tensor,
-    block_out: int,
-    block_in: int,
+    block: Sequence[int],
     need_x: bool,
     need_weight: bool,
     need_gates: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x (N, n), weight (m, n) and gates (N, E) from that of y (N, m); an empty tensor if not needed."""
-    grid = _checked_grid(weight, indices, block_out, block_in)
+    grid = _checked_grid(weight, indices, block)
     grad_x = x.new_zeros(x.shape if need_x else 0)
     grad_weight = weight.new_zeros(weight.shape if need_weight else 0)
     grad_gates = gates.new_zeros(gates.shape if need_gates else 0)
-    for block, rows, entries in _rows_by_block(gates, indices):
-        outs, ins = grid.slices(block)
+    for index, rows, entries in _rows_by_block(gates, indices):
+        outs, ins = grid.slices(index)
         gate = gates[rows, entries, None]
         from_block = grad[rows, outs] @ weight[outs, ins]
         if need_gates:
@@ -65,9 +65,9 @@ def gated_linear_backward(
     return grad_x, grad_weight, grad_gates
 
 
-def _checked_grid(weight: Tensor, indices: Tensor, block_out: int, block_in: int) -> BlockGrid:
+def _checked_grid(weight: Tensor, indices: Tensor, block: Sequence[int]) -> BlockGrid:
     """The weight's grid, once every index is known to lie in it."""
-    grid = BlockGrid(weight.shape[0], weight.shape[1], (block_out, block_in))
+    grid = BlockGrid(weight.shape[0], weight.shape[1], (block[0], block[1]))
     if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < grid.num_blocks:
         raise invalid(
             "block indices",

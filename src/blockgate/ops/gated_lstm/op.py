@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from blockgate.ops.gated_lstm import reference
 from blockgate.ops.registry import define, differentiate, forbid_second_derivative, variant
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["gated_lstm"]
 
@@ -57,11 +60,9 @@ def gated_lstm(
     tensors = (projected, h0, c0, weight, bias, gate_weight, gate_bias, hidden_weight, hidden_bias)
     output, c_n, *_ = variant("gated_lstm", backend)(
         *(None if t is None else t.to(dtype) for t in tensors),
-        key_offset,
-        key_size,
-        *block,
-        open_blocks,
-        groups,
+        [key_offset, key_size],
+        [*block],
+        [open_blocks, groups],
         normalise,
     )
     return output.to(projected.dtype), c_n.to(projected.dtype)
@@ -76,9 +77,13 @@ def _fake(
     gate_weight: Tensor,
     gate_bias: Tensor | None,  # noqa: ARG001
     hidden_weight: Tensor | None,
-    *others: Any,
+    hidden_bias: Tensor | None,  # noqa: ARG001
+    key: Sequence[int],  # noqa: ARG001
+    block: Sequence[int],  # noqa: ARG001
+    selection: Sequence[int],
+    normalise: str,  # noqa: ARG001
 ) -> tuple[Tensor, ...]:
-    open_blocks, groups = others[5:7]
+    open_blocks, groups = selection
     steps, rows, hidden_size = projected.shape[0], *h0.shape
     gates = projected.new_empty(steps, rows, groups * open_blocks)
     return (
@@ -101,19 +106,18 @@ def _fake_backward(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, h0, c0, weight, _, gate_weight, _, hidden_weight, _, *options = inputs
-    key_offset, key_size, block_out, block_in, _, _, normalise = options
+    _, h0, c0, weight, _, gate_weight, _, hidden_weight, _, key, block, _, normalise = inputs
     h, _, *intermediates = output
     ctx.mark_non_differentiable(*intermediates)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(weight, gate_weight, hidden_weight, h0, c0, h, *intermediates)
-    ctx.options = (key_offset, key_size, block_out, block_in, normalise)
+    ctx.options = (key, block, normalise)
 
 
 def _gradient(
     ctx: Any, backend: str, grad_output: Tensor | None, grad_c_n: Tensor | None, *_: None
 ) -> tuple[Tensor | None, ...]:
-    inputs = 16
+    inputs = 13
     if grad_output is None and grad_c_n is None:
         return (None,) * inputs
     need = ctx.needs_input_grad
@@ -122,7 +126,7 @@ def _gradient(
         *ctx.saved_tensors, grad_output, grad_c_n, *ctx.options, need[3]
     )
     _, _, hidden_weight, h0, _, output, _, _, hidden, *_ = ctx.saved_tensors
-    key_offset, key_size, *_ = ctx.options
+    key_offset, key_size = ctx.options[0]
     columns = slice(key_offset, key_offset + key_size)
     key = torch.cat([h0[None, :, columns], output[:-1, :, columns]]).flatten(0, 1)
     grad_scores = grad_scores.flatten(0, 1)
@@ -154,9 +158,8 @@ _INTERMEDIATES = "Tensor cells, Tensor activations, Tensor hidden, Tensor scores
 define(
     "gated_lstm",
     "(Tensor projected, Tensor h0, Tensor c0, Tensor weight, Tensor? bias, Tensor gate_weight, Tensor? gate_bias, "
-    "Tensor? hidden_weight, Tensor? hidden_bias, SymInt key_offset, SymInt key_size, SymInt block_out, "
-    "SymInt block_in, SymInt open_blocks, SymInt groups, str normalise) -> (Tensor output, Tensor c_n, "
-    f"{_INTERMEDIATES})",
+    "Tensor? hidden_weight, Tensor? hidden_bias, SymInt[] key, SymInt[] block, SymInt[] selection, str normalise) "
+    f"-> (Tensor output, Tensor c_n, {_INTERMEDIATES})",
     kernel=reference.gated_lstm,
     fake=_fake,
 )
@@ -164,8 +167,8 @@ define(
     "gated_lstm_backward",
     "(Tensor weight, Tensor gate_weight, Tensor? hidden_weight, Tensor h0, Tensor c0, Tensor output, "
     f"{_INTERMEDIATES}, "
-    "Tensor? grad_output, Tensor? grad_c_n, SymInt key_offset, SymInt key_size, SymInt block_out, SymInt block_in, "
-    "str normalise, bool need_weight) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "Tensor? grad_output, Tensor? grad_c_n, SymInt[] key, SymInt[] block, str normalise, bool need_weight) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     kernel=reference.gated_lstm_backward,
     fake=_fake_backward,
 )

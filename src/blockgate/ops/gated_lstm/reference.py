@@ -10,12 +10,17 @@ block product with the gate's key taken from h_{t-1}; gate order i, f, g, o as i
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from blockgate.ops.gate_scores.reference import gate_scores
 from blockgate.ops.gated_linear.reference import gated_linear, gated_linear_backward
 from blockgate.ops.topk_gates.reference import topk_gates, topk_gates_backward
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["gated_lstm", "gated_lstm_backward"]
 
@@ -30,19 +35,18 @@ def gated_lstm(
     gate_bias: Tensor | None,
     hidden_weight: Tensor | None,
     hidden_bias: Tensor | None,
-    key_offset: int,
-    key_size: int,
-    block_out: int,
-    block_in: int,
-    open_blocks: int,
-    groups: int,
+    key: Sequence[int],
+    block: Sequence[int],
+    selection: Sequence[int],
     normalise: str,
 ) -> tuple[Tensor, ...]:
     """projected (T, N, 4H), h0 and c0 (N, H) -> output (T, N, H), c_n (N, H), and what the backward pass needs.
 
-    That is: cells (T, N, H); activations (T, N, 4H), the gates of the cell after sigmoid and tanh; hidden (T, N, G),
-    the hidden layer of the block gate after ReLU, or empty; scores (T, N, S); gates and indices (T, N, E).
+    `key` is (offset, size), `block` (out, in), `selection` (open_blocks, groups). The backward pass needs cells
+    (T, N, H); activations (T, N, 4H), the gates of the cell after sigmoid and tanh; hidden (T, N, G), the hidden layer
+    of the block gate after ReLU, or empty; scores (T, N, S); gates and indices (T, N, E).
     """
+    key_offset, key_size = key
     h, c = h0, c0
     steps = []
     for projected_t in projected:
@@ -51,8 +55,8 @@ def gated_lstm(
         if hidden_weight is not None:
             scored = hidden = torch.relu(gate_scores(scored, hidden_weight, hidden_bias))
         scores = gate_scores(scored, gate_weight, gate_bias)
-        gates, indices = topk_gates(scores, open_blocks, groups, normalise)
-        pre = projected_t + gated_linear(h, weight, bias, gates, indices, block_out, block_in)
+        gates, indices = topk_gates(scores, selection, normalise)
+        pre = projected_t + gated_linear(h, weight, bias, gates, indices, block)
         i, f, g, o = pre.chunk(4, dim=1)
         i, f, g, o = torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o)
         c = f * c + i * g
@@ -79,17 +83,15 @@ def gated_lstm_backward(
     indices: Tensor,
     grad_output: Tensor | None,
     grad_c_n: Tensor | None,
-    key_offset: int,
-    key_size: int,
-    block_out: int,
-    block_in: int,
+    key: Sequence[int],
+    block: Sequence[int],
     normalise: str,
     need_weight: bool,
 ) -> tuple[Tensor, ...]:
     """Gradients of projected (T, N, 4H), h0, c0 (N, H), weight (empty if not needed), scores (T, N, S) and, before its
     ReLU, hidden (T, N, G; empty without one). Those of the gate's weights are plain products of the last two.
     """
-    block = (block_out, block_in)
+    key_offset, key_size = key
     before = torch.cat([h0[None], output[:-1]])
     cells_before = torch.cat([c0[None], cells[:-1]])
     grad_projected, grad_scores = torch.empty_like(activations), torch.empty_like(scores)
@@ -109,7 +111,7 @@ def gated_lstm_backward(
         )
         grad_c = grad_c * f
         grad_h, _, grad_gates = gated_linear_backward(
-            grad_projected[t], before[t], weight, gates[t], indices[t], *block, True, False, True
+            grad_projected[t], before[t], weight, gates[t], indices[t], block, True, False, True
         )
         grad_scores[t] = topk_gates_backward(grad_gates, scores[t], gates[t], indices[t], normalise)
         grad_key = grad_scores[t] @ gate_weight
@@ -120,7 +122,5 @@ def gated_lstm_backward(
     grad_weight = weight.new_empty(0)
     if need_weight:
         rows = [x.flatten(0, 1) for x in (grad_projected, before, gates, indices)]
-        _, grad_weight, _ = gated_linear_backward(
-            rows[0], rows[1], weight, rows[2], rows[3], *block, False, True, False
-        )
+        _, grad_weight, _ = gated_linear_backward(rows[0], rows[1], weight, rows[2], rows[3], block, False, True, False)
     return grad_projected, grad_h, grad_c, grad_weight, grad_scores, grad_hidden

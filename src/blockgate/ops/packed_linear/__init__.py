@@ -3,7 +3,6 @@
 from blockgate.ops.packed_linear.op import (
     PACKED_DTYPES,
     dense_packed_linear,
-    dynamic_linear,
     pack_blocks,
     packed_linear,
     unpack_blocks,
@@ -19,7 +18,6 @@ from blockgate.ops.packed_linear.prepared import (
 __all__ = [
     "PACKED_DTYPES",
     "dense_packed_linear",
-    "dynamic_linear",
     "pack_blocks",
     "packed_linear",
     "prepare_dynamic_linear",

@@ -1,8 +1,8 @@
-"""Ops on packed weights, for inference alone: packing, the products, and the whole layer in one call."""
+"""Ops on packed weights, for inference only: packing, unpacking and the products."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -10,10 +10,12 @@ from torch import Tensor
 from blockgate.ops.packed_linear import reference
 from blockgate.ops.registry import define
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 __all__ = [
     "PACKED_DTYPES",
     "dense_packed_linear",
-    "dynamic_linear",
     "pack_blocks",
     "packed_linear",
     "unpack_blocks",
@@ -22,85 +24,48 @@ __all__ = [
 PACKED_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 
 
-def _fake_pack_blocks(weight: Tensor, block_out: int, block_in: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    rows, columns = min(block_out, weight.shape[0]), min(block_in, weight.shape[1])
-    num_blocks = -(-weight.shape[0] // block_out) * -(-weight.shape[1] // block_in)
+def _fake_pack_blocks(weight: Tensor, block: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    rows, columns = min(block[0], weight.shape[0]), min(block[1], weight.shape[1])
+    num_blocks = -(-weight.shape[0] // block[0]) * -(-weight.shape[1] // block[1])
     panels = -(-rows // reference.PANEL)
     scale = (num_blocks, panels * reference.PANEL) if dtype == torch.int8 else (0,)
     shape = (num_blocks, panels, columns, reference.PANEL)
     return weight.new_empty(shape, dtype=dtype), weight.new_empty(scale)
 
 
-def _fake_unpack_blocks(blocks: Tensor, scale: Tensor, out_features: int, in_features: int, *_: Any) -> Tensor:  # noqa: ARG001
-    return blocks.new_empty(out_features, in_features, dtype=torch.float32)
+def _fake_unpack_blocks(blocks: Tensor, scale: Tensor, grid: Sequence[int]) -> Tensor:  # noqa: ARG001
+    return blocks.new_empty(grid[0], grid[1], dtype=torch.float32)
 
 
-def _fake_packed_linear(
-    x: Tensor,
-    blocks: Tensor,  # noqa: ARG001
-    scale: Tensor,  # noqa: ARG001
-    bias: Tensor | None,  # noqa: ARG001
-    gates: Tensor,  # noqa: ARG001
-    indices: Tensor,  # noqa: ARG001
-    out_features: int,
-    *_: Any,
-) -> Tensor:
-    return x.new_empty(x.shape[0], out_features)
+def _fake_product(x: Tensor, *others: Any) -> Tensor:
+    grid = others[-1]
+    return x.new_empty(x.shape[0], grid[0])
 
 
-def _fake_dense_packed_linear(
-    x: Tensor,
-    blocks: Tensor,  # noqa: ARG001
-    scale: Tensor,  # noqa: ARG001
-    bias: Tensor | None,  # noqa: ARG001
-    out_features: int,
-    *_: Any,
-) -> Tensor:
-    return x.new_empty(x.shape[0], out_features)
-
-
-def _fake_dynamic_linear(x: Tensor, *others: Any) -> Tensor:
-    return x.new_empty(x.shape[0], others[_OUT_FEATURES])
-
-
-# Where out_features stands among the arguments of dynamic_linear after x.
-_OUT_FEATURES = 11
-
+# `grid` is (out_features, in_features, block_out, block_in).
 define(
     "pack_blocks",
-    "(Tensor weight, SymInt block_out, SymInt block_in, ScalarType dtype) -> (Tensor, Tensor)",
+    "(Tensor weight, SymInt[] block, ScalarType dtype) -> (Tensor, Tensor)",
     kernel=reference.pack_blocks,
     fake=_fake_pack_blocks,
 )
 define(
     "unpack_blocks",
-    "(Tensor blocks, Tensor scale, SymInt out_features, SymInt in_features, SymInt block_out, SymInt block_in) "
-    "-> Tensor",
+    "(Tensor blocks, Tensor scale, SymInt[] grid) -> Tensor",
     kernel=reference.unpack_blocks,
     fake=_fake_unpack_blocks,
 )
 define(
     "packed_linear",
-    "(Tensor x, Tensor blocks, Tensor scale, Tensor? bias, Tensor gates, Tensor indices, SymInt out_features, "
-    "SymInt block_out, SymInt block_in) -> Tensor",
+    "(Tensor x, Tensor blocks, Tensor scale, Tensor? bias, Tensor gates, Tensor indices, SymInt[] grid) -> Tensor",
     kernel=reference.packed_linear,
-    fake=_fake_packed_linear,
+    fake=_fake_product,
 )
 define(
     "dense_packed_linear",
-    "(Tensor x, Tensor blocks, Tensor scale, Tensor? bias, SymInt out_features, SymInt block_out, SymInt block_in) "
-    "-> Tensor",
+    "(Tensor x, Tensor blocks, Tensor scale, Tensor? bias, SymInt[] grid) -> Tensor",
     kernel=reference.dense_packed_linear,
-    fake=_fake_dense_packed_linear,
-)
-define(
-    "dynamic_linear",
-    "(Tensor x, Tensor blocks, Tensor scale, Tensor? bias, Tensor gate_weight, Tensor? gate_bias, "
-    "Tensor? hidden_weight, Tensor? hidden_bias, SymInt key_offset, SymInt key_size, SymInt num_blocks, "
-    "SymInt hidden_size, SymInt out_features, SymInt block_out, SymInt block_in, SymInt open_blocks, SymInt groups, "
-    "str normalise) -> Tensor",
-    kernel=reference.dynamic_linear,
-    fake=_fake_dynamic_linear,
+    fake=_fake_product,
 )
 
 # Inference calls these many times a second: the packets themselves, without a Python function around them.
@@ -108,4 +73,3 @@ pack_blocks = torch.ops.blockgate.pack_blocks
 unpack_blocks = torch.ops.blockgate.unpack_blocks
 packed_linear = torch.ops.blockgate.packed_linear
 dense_packed_linear = torch.ops.blockgate.dense_packed_linear
-dynamic_linear = torch.ops.blockgate.dynamic_linear

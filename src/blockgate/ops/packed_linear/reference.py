@@ -6,18 +6,21 @@ each input its 16 weights side by side. One open block is thus one streaming rea
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from blockgate.grid import BlockGrid
 from blockgate.ops.gated_linear.reference import gated_linear
-from blockgate.ops.topk_gates.reference import topk_gates
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "PANEL",
     "dense_packed_linear",
-    "dynamic_linear",
     "pack_blocks",
     "packed_linear",
     "quantise_inputs",
@@ -27,14 +30,14 @@ __all__ = [
 PANEL = 16
 
 
-def pack_blocks(weight: Tensor, block_out: int, block_in: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def pack_blocks(weight: Tensor, block: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """weight (m, n) -> blocks (num_blocks, panels, depth, 16) of `dtype`, and for int8 their scales.
 
     int8 is symmetric with one scale for each output row of each block, (num_blocks, panels * 16): the largest weight
     becomes 127. Other types have no scale, an empty tensor.
     """
-    grid = BlockGrid(weight.shape[0], weight.shape[1], (block_out, block_in))
-    rows, columns = min(block_out, grid.out_features), min(block_in, grid.in_features)
+    grid = BlockGrid(weight.shape[0], weight.shape[1], (block[0], block[1]))
+    rows, columns = min(block[0], grid.out_features), min(block[1], grid.in_features)
     panels = -(-rows // PANEL)
     padded = F.pad(
         weight, (0, grid.in_blocks * columns - grid.in_features, 0, grid.out_blocks * rows - grid.out_features)
@@ -49,10 +52,9 @@ def pack_blocks(weight: Tensor, block_out: int, block_in: int, dtype: torch.dtyp
     return packed.contiguous(), scale
 
 
-def unpack_blocks(
-    blocks: Tensor, scale: Tensor, out_features: int, in_features: int, block_out: int, block_in: int
-) -> Tensor:
-    """The float32 weight (m, n) that packed blocks stand for."""
+def unpack_blocks(blocks: Tensor, scale: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The float32 weight (m, n) that packed blocks stand for; `sizes` is (m, n, block_out, block_in)."""
+    out_features, in_features, block_out, block_in = sizes
     grid = BlockGrid(out_features, in_features, (block_out, block_in))
     rows, columns = min(block_out, out_features), min(block_in, in_features)
     weight = blocks.float().transpose(2, 3).flatten(1, 2)
@@ -80,60 +82,16 @@ def quantise_inputs(x: Tensor, block_in: int) -> Tensor:
 
 
 def packed_linear(
-    x: Tensor,
-    blocks: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    gates: Tensor,
-    indices: Tensor,
-    out_features: int,
-    block_out: int,
-    block_in: int,
+    x: Tensor, blocks: Tensor, scale: Tensor, bias: Tensor | None, gates: Tensor, indices: Tensor, grid: Sequence[int]
 ) -> Tensor:
     """`gated_linear` on packed blocks: x (N, n) -> y (N, m)."""
     if blocks.dtype == torch.int8:
-        x = quantise_inputs(x, block_in)
-    weight = unpack_blocks(blocks, scale, out_features, x.shape[1], block_out, block_in)
-    return gated_linear(x, weight, bias, gates, indices, block_out, block_in)
+        x = quantise_inputs(x, grid[3])
+    return gated_linear(x, unpack_blocks(blocks, scale, grid), bias, gates, indices, grid[2:])
 
 
-def dense_packed_linear(
-    x: Tensor, blocks: Tensor, scale: Tensor, bias: Tensor | None, out_features: int, block_out: int, block_in: int
-) -> Tensor:
+def dense_packed_linear(x: Tensor, blocks: Tensor, scale: Tensor, bias: Tensor | None, grid: Sequence[int]) -> Tensor:
     """An ordinary linear layer on packed blocks, all of them open: x (N, n) -> y (N, m)."""
     if blocks.dtype == torch.int8:
-        x = quantise_inputs(x, block_in)
-    return F.linear(x, unpack_blocks(blocks, scale, out_features, x.shape[1], block_out, block_in), bias)
-
-
-def dynamic_linear(
-    x: Tensor,
-    blocks: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    gate_weight: Tensor,
-    gate_bias: Tensor | None,
-    hidden_weight: Tensor | None,
-    hidden_bias: Tensor | None,
-    key_offset: int,
-    key_size: int,
-    num_blocks: int,
-    hidden_size: int,
-    out_features: int,
-    block_out: int,
-    block_in: int,
-    open_blocks: int,
-    groups: int,
-    normalise: str,
-) -> Tensor:
-    """The whole layer for inference: scores, selection, product. The gate's weights are packed as one block each."""
-    key = x[:, key_offset : key_offset + key_size]
-    if hidden_weight is not None:
-        empty = gate_weight.new_empty(0)
-        hidden = dense_packed_linear(key, hidden_weight, empty, hidden_bias, hidden_size, hidden_size, key_size)
-        key = torch.relu(hidden)
-    scores = dense_packed_linear(
-        key, gate_weight, gate_weight.new_empty(0), gate_bias, num_blocks, num_blocks, key.shape[1]
-    )
-    gates, indices = topk_gates(scores, open_blocks, groups, normalise)
-    return packed_linear(x, blocks, scale, bias, gates, indices, out_features, block_out, block_in)
+        x = quantise_inputs(x, grid[3])
+    return F.linear(x, unpack_blocks(blocks, scale, grid), bias)

@@ -6,13 +6,16 @@ a ramp without a recompilation.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from blockgate.ops.registry import define, differentiate, forbid_second_derivative, variant
 from blockgate.ops.topk_gates import reference
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["NORMALISE", "topk_gates"]
 
@@ -31,10 +34,11 @@ def topk_gates(
         normalise: "mean" or "rms" of all S gates becomes 1; "none" leaves the scores.
         backend: "auto" or "reference".
     """
-    return variant("topk_gates", backend)(scores, open_blocks, groups, normalise)  # type: ignore[no-any-return]
+    return variant("topk_gates", backend)(scores, [open_blocks, groups], normalise)  # type: ignore[no-any-return]
 
 
-def _fake(scores: Tensor, open_blocks: int, groups: int, normalise: str) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+def _fake(scores: Tensor, selection: Sequence[int], normalise: str) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    open_blocks, groups = selection
     shape = (scores.shape[0], groups * open_blocks)
     return scores.new_empty(shape), scores.new_empty(shape, dtype=torch.int64)
 
@@ -44,20 +48,20 @@ def _fake_backward(grad: Tensor, scores: Tensor, *_: Any) -> Tensor:  # noqa: AR
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    scores, _, _, ctx.normalise = inputs
+    scores, _, ctx.normalise = inputs
     gates, indices = output
     ctx.mark_non_differentiable(indices)
     ctx.save_for_backward(scores, gates, indices)
 
 
-def _gradient(ctx: Any, backend: str, grad: Tensor, _grad_indices: None) -> tuple[Tensor, None, None, None]:
+def _gradient(ctx: Any, backend: str, grad: Tensor, _grad_indices: None) -> tuple[Tensor, None, None]:
     backward = variant("topk_gates_backward", backend)
-    return backward(grad, *ctx.saved_tensors, ctx.normalise), None, None, None
+    return backward(grad, *ctx.saved_tensors, ctx.normalise), None, None
 
 
 define(
     "topk_gates",
-    "(Tensor scores, SymInt open_blocks, SymInt groups, str normalise) -> (Tensor, Tensor)",
+    "(Tensor scores, SymInt[] selection, str normalise) -> (Tensor, Tensor)",
     kernel=reference.topk_gates,
     fake=_fake,
 )

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["topk_gates", "topk_gates_backward"]
 
 
-def topk_gates(scores: Tensor, open_blocks: int, groups: int, normalise: str) -> tuple[Tensor, Tensor]:
+def topk_gates(scores: Tensor, selection: Sequence[int], normalise: str) -> tuple[Tensor, Tensor]:
     """Selects and normalises: raw scores (N, S) -> gates (N, E), indices (N, E) ascending, E = groups * open_blocks.
 
-    The S scores form `groups` equal runs (one for a global choice, r for a choice per row of blocks); each keeps its
-    `open_blocks` largest after ReLU. Selection is by index: a stable sort gives ties to the lowest one.
+    `selection` is (open_blocks, groups). The S scores form `groups` equal runs (one for a global choice, r for a choice
+    per row of blocks); each keeps its `open_blocks` largest after ReLU. Selection is by index: a stable sort gives ties
+    to the lowest one.
     """
+    open_blocks, groups = selection
     rows, num_scores = scores.shape
     by_group = torch.relu(scores).view(rows, groups, num_scores // groups)
     order = torch.sort(by_group, dim=-1, descending=True, stable=True).indices
