@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-NATIVE := $(wildcard src/blockgate/csrc/*)
+NATIVE := $(wildcard src/blockgate/csrc/*.h src/blockgate/csrc/*/*)
 
 .PHONY: setup demo lint test sanitize docs block-size wheel clean
 

@@ -20,6 +20,9 @@ FLAGS = ["-O3", "-ffp-contract=fast", "-g0", "-std=c++20", "-fvisibility=hidden"
 # Set by `make sanitize`: kernels that report bad memory accesses and undefined behaviour.
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1"]
 
+# Includes name their folder from here: "isa/vec.h", "host/buffer.h".
+NATIVE = "src/blockgate/csrc"
+
 PYTHON_3_10 = "0x030A0000"
 TORCH_2_10 = "0x020a000000000000"
 
@@ -63,7 +66,8 @@ def native_build() -> dict[str, object]:
     sanitize = SANITIZE if os.environ.get("BLOCKGATE_SANITIZE") else []
     extension = CppExtension(
         "blockgate._C",
-        sorted(str(source) for source in Path("src/blockgate/csrc").glob("*.cpp")),
+        sorted(str(source) for source in Path(NATIVE).glob("**/*.cpp")),
+        include_dirs=[str(Path(NATIVE).resolve())],
         define_macros=[("Py_LIMITED_API", PYTHON_3_10), ("TORCH_TARGET_VERSION", TORCH_2_10)],
         extra_compile_args={"cxx": [*flags, *sanitize]},
         extra_link_args=sanitize,

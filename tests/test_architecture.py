@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,30 @@ def test_files_stay_readable():
     sources = [*FILES, *(f for f in PACKAGE.glob("csrc/**/*") if f.is_file()), *Path(__file__).parent.rglob("*.py")]
     long = {str(f): n for f in sources if (n := len(f.read_text().splitlines())) > MOST_LINES}
     assert not long
+
+
+# Folders of csrc/ that each folder may include from; the contract lies above them all.
+NATIVE_ROOMS = {"isa": {"isa"}, "host": {"host"}, "bind": {"bind", "host"}}
+NATIVE_FILES = sorted((PACKAGE / "csrc").rglob("*.*"))
+
+
+def included_rooms(file: Path) -> set[str]:
+    """The folders of csrc/ that a file includes from; "contract" for a header above them, "torch" for its headers."""
+    rooms = set()
+    for bracket, name in re.findall(r'^\s*#\s*include\s*([<"])([^">]+)', file.read_text(), re.MULTILINE):
+        if bracket == '"':
+            assert (PACKAGE / "csrc" / name).is_file(), f"{file}: {name} is not a path below csrc/"
+            rooms.add(name.split("/")[0] if "/" in name else "contract")
+        elif name.startswith(("torch/", "ATen/", "c10/")):
+            rooms.add("torch")
+    return rooms
+
+
+@pytest.mark.parametrize("file", NATIVE_FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_native_includes_point_one_way(file):
+    room = file.relative_to(PACKAGE / "csrc").parts[0] if file.parent != PACKAGE / "csrc" else "contract"
+    allowed = {"contract", *NATIVE_ROOMS.get(room, ())} | ({"torch"} if room in {"host", "bind"} else set())
+    assert included_rooms(file) <= allowed
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockgate.ops import reference_recurrent as reference
 from blockgate.ops.forget_pool import forget_pool
 from tests.helpers import assert_close
+from tests.ops import reference
 
 
 def problem(steps, rows, width, dtype=torch.float32):

@@ -72,7 +72,8 @@ def test_gradcheck(case, backend):
 def test_opcheck(suffix, hidden):
     tensors, options = problem(Case(3, 2, 6, (4, 3), key=(1, 4), hidden=hidden))
     block = options.pop("block")
-    plain = [options["key_offset"], options["key_size"], *block, options["open_blocks"], 1, "mean"]
+    key = [options["key_offset"], options["key_size"]]
+    plain = [key, [*block], [options["open_blocks"], 1], "mean"]
     op = getattr(torch.ops.blockgate, "gated_lstm" + suffix)
     torch.library.opcheck(op, (*tensors, *plain))
     tensors = [None if t is None else t.detach() for t in tensors]
@@ -80,7 +81,7 @@ def test_opcheck(suffix, hidden):
     backward = getattr(torch.ops.blockgate, "gated_lstm_backward" + suffix)
     weights = [tensors[3], tensors[5], tensors[7], tensors[1], tensors[2]]
     for grads in ((torch.randn_like(output), None), (None, torch.randn_like(c_n))):
-        arguments = (*weights, output, *saved, *grads, *plain[:4], "mean", grads[1] is None)
+        arguments = (*weights, output, *saved, *grads, *plain[:2], "mean", grads[1] is None)
         torch.library.opcheck(backward, arguments)
 
 

@@ -99,14 +99,14 @@ def test_threads_change_no_bit(case):
 @torch.no_grad()
 def test_training_selects_as_the_separate_ops_do():
     tensors, options = problem(Case(3, 6, 64, (16, 16)))
-    block = options["block"]
-    plain = (options["key_offset"], options["key_size"], *block, options["open_blocks"], 1, "mean")
+    opened = options["open_blocks"]
+    plain = ((options["key_offset"], options["key_size"]), options["block"], (opened, 1), "mean")
     output, _, _, _, _, scores, gates, indices = torch.ops.blockgate.gated_lstm(*tensors, *plain)
     before = torch.cat([tensors[1][None], output[:-1]])
     for t, h in enumerate(before):
         separate = gate_scores(h, tensors[5], tensors[6])
         torch.testing.assert_close(scores[t], separate, rtol=0, atol=0)
-        for ours, theirs in zip((gates[t], indices[t]), topk_gates(separate, plain[4]), strict=True):
+        for ours, theirs in zip((gates[t], indices[t]), topk_gates(separate, opened), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from blockgate.grid import BlockGrid
-from blockgate.ops import gated_linear, reference
+from blockgate.ops import gated_linear
 from tests.helpers import assert_close
+from tests.ops import reference
 
 # (out, in), block, rows, share of blocks open
 CASES = [
@@ -39,7 +40,7 @@ def problem(size, block, rows, share):
     bias = torch.randn(grid.out_features, requires_grad=True)
     open_blocks = max(1, round(share * grid.num_blocks))
     # Some kept scores are negative, so that some of the kept gates are closed.
-    gates, indices = reference.topk_gates(torch.randn(rows, grid.num_blocks) + 0.5, open_blocks, 1, "rms")
+    gates, indices = reference.topk_gates(torch.randn(rows, grid.num_blocks) + 0.5, (open_blocks, 1), "rms")
     return grid, [x, weight, bias, gates.requires_grad_()], indices
 
 

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockgate.grid import BlockGrid
-from blockgate.ops import native, packed, reference, reference_packed
+from blockgate.ops import native
+from blockgate.ops import packed_linear as packed
 from tests.helpers import assert_close
+from tests.ops import reference
 
 dimension = st.integers(1, 300)
 TINY = torch.finfo(torch.float32).tiny
@@ -19,16 +21,16 @@ needs_kernels = pytest.mark.skipif(native.unavailable_reason() is not None, reas
 def layer(m, n, block_out, block_in, rows):
     """Arguments for a gated and for a dense product: x and everything after it, for any subset of the rows."""
     grid = BlockGrid(m, n, (block_out, block_in))
-    stored = packed.pack_blocks(torch.randn(m, n), block_out, block_in, torch.int8)
+    stored = packed.pack_blocks(torch.randn(m, n), grid.block, torch.int8)
     x, bias = torch.randn(rows, n), torch.randn(m)
-    gates, indices = reference.topk_gates(torch.rand(rows, grid.num_blocks), (grid.num_blocks + 1) // 2, 1, "rms")
+    gates, indices = reference.topk_gates(torch.rand(rows, grid.num_blocks), ((grid.num_blocks + 1) // 2, 1), "rms")
 
     def gated(chosen):
         chosen_gates = (gates[chosen], indices[chosen])
-        return packed.packed_linear(x[chosen], *stored, bias, *chosen_gates, m, block_out, block_in)
+        return packed.packed_linear(x[chosen], *stored, bias, *chosen_gates, (m, n, *grid.block))
 
     def dense(chosen):
-        return packed.dense_packed_linear(x[chosen], *stored, bias, m, block_out, block_in)
+        return packed.dense_packed_linear(x[chosen], *stored, bias, (m, n, *grid.block))
 
     return gated, dense
 
@@ -36,7 +38,7 @@ def layer(m, n, block_out, block_in, rows):
 def one_block(x, weight):
     """Arguments of dense_packed_linear for a weight that is a single block, smaller than the block size."""
     block = tuple(size + 1 for size in weight.shape)
-    return x, *packed.pack_blocks(weight, *block, torch.int8), None, weight.shape[0], *block
+    return x, *packed.pack_blocks(weight, block, torch.int8), None, (*weight.shape, *block)
 
 
 @needs_kernels
@@ -64,30 +66,33 @@ def test_threads_change_no_bit(rows):
 
 
 @needs_kernels
-@needs_kernels
 @pytest.mark.parametrize("height", [16, 80, 112, 144, 272])
 @pytest.mark.parametrize("block_rows", [1, 3, 40])
 def test_one_row_streams_the_bits_of_a_batch(height, block_rows):
     """Whatever number of panels a block has, and however its rows of blocks are shared out; the last one is ragged."""
     m, n = height * block_rows - 5, 50
     torch.manual_seed(0)
-    stored = packed.pack_blocks(torch.randn(m, n), height, 20, torch.int8)
+    stored = packed.pack_blocks(torch.randn(m, n), (height, 20), torch.int8)
     x = torch.randn(40, n)
-    batch = packed.dense_packed_linear(x, *stored, None, m, height, 20)
+    batch = packed.dense_packed_linear(x, *stored, None, (m, n, height, 20))
     for row in range(3):
-        assert torch.equal(packed.dense_packed_linear(x[row : row + 1], *stored, None, m, height, 20)[0], batch[row])
+        assert torch.equal(
+            packed.dense_packed_linear(x[row : row + 1], *stored, None, (m, n, height, 20))[0], batch[row]
+        )
 
 
 @pytest.mark.parametrize("rows", [1, 3, 9])
 @pytest.mark.parametrize("depth", [1, 2, 7, 128, 515, 516, 517, 518, 3001])
 def test_sums_are_exact(depth, rows):
     weight, x = torch.randn(21, depth), torch.randn(rows, depth)
-    blocks, scale = packed.pack_blocks(weight, 21, depth, torch.int8)
+    blocks, scale = packed.pack_blocks(weight, (21, depth), torch.int8)
     size = x.abs().amax(1, keepdim=True) / min(32767, (2**31 - 1) // (127 * depth))
     steps = (x / size).round().double()
     stored = blocks.permute(0, 1, 3, 2).reshape(-1, depth)[:21].double()
     want = (size * scale[0, :21]) * (steps @ stored.T).float()
-    torch.testing.assert_close(packed.dense_packed_linear(x, blocks, scale, None, 21, 21, depth), want, rtol=0, atol=0)
+    torch.testing.assert_close(
+        packed.dense_packed_linear(x, blocks, scale, None, (21, depth, 21, depth)), want, rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 8])
@@ -107,7 +112,7 @@ def test_any_magnitude(value, rows):
     allowed = (x.double().abs() @ torch.full((33, 5), weight.abs().max().item() / 250, dtype=torch.double)) + TINY * 33
     y = packed.dense_packed_linear(*one_block(x, weight))
     assert ((y - want).abs() <= allowed).all()
-    assert_close(y, reference_packed.dense_packed_linear(*one_block(x, weight)))
+    assert_close(y, reference.dense_packed_linear(*one_block(x, weight)))
 
 
 @needs_kernels
@@ -116,7 +121,7 @@ def test_inputs_are_rounded_as_in_the_reference(value):
     x = torch.randn(9, 33).clamp(-1, 1) * value
     x[:, 0] = value
     y = packed.dense_packed_linear(*one_block(x, 127 * torch.eye(33)))
-    torch.testing.assert_close(y, 127 * reference_packed.quantise_inputs(x, 34), rtol=1e-6, atol=0)
+    torch.testing.assert_close(y, 127 * reference.quantise_inputs(x, 34), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
@@ -125,10 +130,10 @@ def test_inputs_are_rounded_as_in_the_reference(value):
 def test_a_bad_input_spoils_its_row_alone(bad, rows, suffix):
     product = getattr(torch.ops.blockgate, "dense_packed_linear" + suffix)
     x = torch.randn(rows, 40)
-    stored = packed.pack_blocks(torch.randn(19, 40), 8, 16, torch.int8)
-    good = product(x, *stored, None, 19, 8, 16)
+    stored = packed.pack_blocks(torch.randn(19, 40), (8, 16), torch.int8)
+    good = product(x, *stored, None, (19, 40, 8, 16))
     x[rows // 2, 38] = bad
-    y = product(x, *stored, None, 19, 8, 16)
+    y = product(x, *stored, None, (19, 40, 8, 16))
     assert y[rows // 2].isnan().all()
     others = [row for row in range(rows) if row != rows // 2]
     torch.testing.assert_close(y[others], good[others], rtol=0, atol=0)
@@ -138,9 +143,9 @@ def test_a_bad_input_spoils_its_row_alone(bad, rows, suffix):
 def test_rounding_the_inputs_costs_at_most_a_percent_of_the_error(m, n, block):
     weight, x = torch.randn(m, n), torch.randn(64, n)
     want = x.double() @ weight.double().T
-    stored = packed.pack_blocks(weight, block, block, torch.int8)
-    kept = x.double() @ packed.unpack_blocks(*stored, m, n, block, block).double().T
-    got = packed.dense_packed_linear(x, *stored, None, m, block, block)
+    stored = packed.pack_blocks(weight, (block, block), torch.int8)
+    kept = x.double() @ packed.unpack_blocks(*stored, (m, n, block, block)).double().T
+    got = packed.dense_packed_linear(x, *stored, None, (m, n, block, block))
     assert (got - want).norm() < 1.01 * (kept - want).norm()
 
 
@@ -149,4 +154,4 @@ def test_a_block_too_deep_for_integer_sums_is_refused():
     depth = (2**31 - 1) // 127 + 1
     blocks, scale = torch.empty(1, 1, depth, 16, dtype=torch.int8), torch.empty(1, 16)
     with pytest.raises(RuntimeError, match="expected at most 16909320 inputs in an int8 block, got 16909321"):
-        packed.dense_packed_linear(torch.empty(1, depth), blocks, scale, None, 1, 1, depth)
+        packed.dense_packed_linear(torch.empty(1, depth), blocks, scale, None, (1, depth, 1, depth))

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from blockgate.grid import BlockGrid
-from blockgate.ops import gate_scores, gated_linear, native, packed, reference_packed, topk_gates
+from blockgate.ops import gate_scores, gated_linear, native, topk_gates
+from blockgate.ops import packed_linear as packed
 from blockgate.ops.gated_lstm import gated_lstm
 from tests.helpers import assert_close
+from tests.ops import reference
 
 pytestmark = pytest.mark.skipif(native.unavailable_reason() is not None, reason="native kernels are not built")
 
@@ -27,7 +29,7 @@ STACKS = [
 
 def as_read(rows, stored, block):
     """Inputs as a product with these packed blocks reads them."""
-    return reference_packed.quantise_inputs(rows, block[1]) if stored[0].dtype == torch.int8 else rows
+    return reference.quantise_inputs(rows, block[1]) if stored[0].dtype == torch.int8 else rows
 
 
 def step_by_step(product, projected, h, c):
@@ -49,18 +51,18 @@ class Product:
         self.groups = self.grid.out_blocks if per_row else 1
         self.open_blocks = max(1, round(self.grid.num_blocks / self.groups / 2))
         self.key_offset, self.key_size = inputs // 3, inputs - inputs // 3
-        self.stored = packed.pack_blocks(torch.randn(outputs, inputs) * inputs**-0.5, *block, dtype)
-        self.weight = packed.unpack_blocks(*self.stored, outputs, inputs, *block)
+        self.stored = packed.pack_blocks(torch.randn(outputs, inputs) * inputs**-0.5, block, dtype)
+        self.weight = packed.unpack_blocks(*self.stored, (outputs, inputs, *block))
         self.bias = torch.randn(outputs) if bias else None
         self.gate = [torch.randn(self.grid.num_blocks, hidden or self.key_size), torch.randn(self.grid.num_blocks)]
         self.hidden = [torch.randn(hidden, self.key_size), torch.randn(hidden)] if hidden else [None, None]
         packed_gate = [
-            None if w is None else packed.pack_blocks(w, *w.shape, torch.float32)[0]
+            None if w is None else packed.pack_blocks(w, w.shape, torch.float32)[0]
             for w in (self.gate[0], self.hidden[0])
         ]
         self.handle = packed.prepare_dynamic_linear(
-            *self.stored, self.bias, packed_gate[0], self.gate[1], packed_gate[1], self.hidden[1], self.key_offset,
-            self.key_size, self.grid.num_blocks, hidden or 0, inputs, outputs, *block, self.groups, normalise,
+            *self.stored, self.bias, (outputs, inputs, *block), packed_gate[0], self.gate[1], packed_gate[1],
+            self.hidden[1], (self.key_offset, self.key_size), self.groups, normalise,
         )  # fmt: skip
 
     def __call__(self, rows):
@@ -88,10 +90,10 @@ class DenseProduct:
     open_blocks = 0
 
     def __init__(self, inputs, outputs, block, dtype):
-        self.stored = packed.pack_blocks(torch.randn(outputs, inputs) * inputs**-0.5, *block, dtype)
-        self.weight = packed.unpack_blocks(*self.stored, outputs, inputs, *block)
+        self.stored = packed.pack_blocks(torch.randn(outputs, inputs) * inputs**-0.5, block, dtype)
+        self.weight = packed.unpack_blocks(*self.stored, (outputs, inputs, *block))
         self.bias, self.block = torch.randn(outputs), block
-        self.handle = packed.prepare_packed_linear(*self.stored, self.bias, inputs, outputs, *block)
+        self.handle = packed.prepare_packed_linear(*self.stored, self.bias, (outputs, inputs, *block))
 
     def __call__(self, rows):
         return nn.functional.linear(as_read(rows, self.stored, self.block), self.weight, self.bias)
@@ -205,7 +207,8 @@ def test_the_blocks_that_training_closes_are_never_read(steps):
     x, h, c = problem(stack[0], stack[1], steps, 1, layers=1)
     recurrent = products[1]
     projected = products[0](x.flatten(0, 1)).view(steps, 1, -1)
-    options = (recurrent.key_offset, recurrent.key_size, *recurrent.grid.block, recurrent.open_blocks, 1, "mean")
+    key = (recurrent.key_offset, recurrent.key_size)
+    options = (key, recurrent.grid.block, (recurrent.open_blocks, 1), "mean")
     tensors = (projected, h[0], c[0], recurrent.weight, recurrent.bias, *recurrent.gate, None, None)
     *_, gates, indices = torch.ops.blockgate.gated_lstm(*tensors, *options)
     used = set(indices[gates != 0].tolist())
@@ -258,7 +261,7 @@ def test_non_contiguous_inputs():
 @pytest.mark.parametrize("rows", [1, 4])
 def test_a_prepared_dense_layer_is_a_linear_layer(rows, dtype):
     product, x = DenseProduct(30, 50, (16, 16), dtype), torch.randn(rows, 30)
-    want = packed.dense_packed_linear(x, *product.stored, product.bias, 50, 16, 16)
+    want = packed.dense_packed_linear(x, *product.stored, product.bias, (50, 30, 16, 16))
     torch.testing.assert_close(packed.run_prepared_linear(x, product.handle, 0), want, rtol=0, atol=0)
     packed.release_prepared_linear(product.handle)
     with pytest.raises(RuntimeError, match=f"handle: expected a prepared layer, got {product.handle}"):

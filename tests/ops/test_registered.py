@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockgate.grid import BlockGrid
-from blockgate.ops import gate_scores, gated_linear, reference, topk_gates
+from blockgate.ops import gate_scores, gated_linear, topk_gates
 from tests.helpers import assert_close, gradients
+from tests.ops import reference
 
 BACKENDS = ["auto", "reference"]
 dimension = st.integers(1, 40)
@@ -26,7 +27,7 @@ def problems(draw):
     weight = torch.randn(grid.out_features, grid.in_features, dtype=dtype)
     bias = torch.randn(grid.out_features, dtype=dtype) if draw(st.booleans()) else None
     gates, indices = reference.topk_gates(
-        torch.randn(rows, grid.num_blocks, dtype=dtype), open_blocks, 1, draw(st.sampled_from(["mean", "rms"]))
+        torch.randn(rows, grid.num_blocks, dtype=dtype), (open_blocks, 1), draw(st.sampled_from(["mean", "rms"]))
     )
     return grid, x, weight, bias, gates, indices
 
@@ -38,7 +39,7 @@ def test_gated_linear_and_all_gradients_equal_the_reference(problem):
     inputs = {"x": x, "weight": weight, "gates": gates, "bias": bias}
     inputs = {name: t for name, t in inputs.items() if t is not None}
     y = gated_linear(x, weight, bias, gates, indices, grid.block)
-    want = reference.gated_linear(x, weight, bias, gates, indices, *grid.block)
+    want = reference.gated_linear(x, weight, bias, gates, indices, grid.block)
     assert_close(y, want, "y")
     grad = torch.randn_like(y)
     ours = torch.autograd.grad(y, list(inputs.values()), grad)
@@ -63,7 +64,7 @@ def test_topk_gates_and_gradient_equal_the_reference(rows, groups, group_size, s
         scores = scores.round()
     ours, theirs = scores.clone().requires_grad_(), scores.clone().requires_grad_()
     gates, indices = topk_gates(ours, open_blocks, groups=groups, normalise=normalise)
-    want_gates, want_indices = reference.topk_gates(theirs, open_blocks, groups, normalise)
+    want_gates, want_indices = reference.topk_gates(theirs, (open_blocks, groups), normalise)
     torch.testing.assert_close(indices, want_indices)
     assert_close(gates, want_gates, "gates")
     grad = torch.randn_like(gates)
@@ -127,20 +128,19 @@ def test_gradcheck_through_selection_and_product(backend, normalise, groups, ope
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_opcheck(suffix, dtype):
     x, weight, bias, scores = small_problem(dtype)
-    gates, indices = reference.topk_gates(scores.detach(), 3, 1, "mean")
+    gates, indices = reference.topk_gates(scores.detach(), (3, 1), "mean")
     gates.requires_grad_()
     ops = torch.ops.blockgate
     checks = {
         "gate_scores": (x, weight, bias),
-        "topk_gates": (scores, 3, 1, "rms"),
+        "topk_gates": (scores, [3, 1], "rms"),
         "topk_gates_backward": (torch.randn(3, 3, dtype=dtype), scores.detach(), gates.detach(), indices, "rms"),
-        "gated_linear": (x, weight, bias, gates, indices, 2, 2),
+        "gated_linear": (x, weight, bias, gates, indices, [2, 2]),
         "gated_linear_backward": (
             torch.randn(3, 4, dtype=dtype),
             *(t.detach() for t in (x, weight, gates)),
             indices,
-            2,
-            2,
+            [2, 2],
             True,
             False,
             True,
@@ -166,7 +166,7 @@ def test_non_contiguous_inputs():
     weight = torch.randn(3, 8).T
     gates, indices = topk_gates(torch.rand(5, 8).T.contiguous().T + 0.1, 3)
     got = gated_linear(x, weight, None, gates, indices, (2, 2))
-    assert_close(got, reference.gated_linear(x, weight, None, gates, indices, 2, 2))
+    assert_close(got, reference.gated_linear(x, weight, None, gates, indices, (2, 2)))
     wide = torch.randn(5, 40)[:, 7:17]
     assert_close(gate_scores(wide, torch.ones(3, 10), None), wide.sum(-1, keepdim=True).expand(5, 3))
 
@@ -176,7 +176,7 @@ def test_unsorted_and_repeated_indices_add_up():
     gates, indices = torch.rand(2, 3) + 0.1, torch.tensor([[3, 0, 3], [1, 1, 1]])
     assert_close(
         gated_linear(x, weight, None, gates, indices, (2, 2)),
-        reference.gated_linear(x, weight, None, gates, indices, 2, 2),
+        reference.gated_linear(x, weight, None, gates, indices, (2, 2)),
     )
 
 

@@ -1,4 +1,6 @@
-// What the ops ask of a kernel set, whatever the instruction set.
+// The contract between the kernels (isa/) and those who run them (host/, bind/): what is asked of a
+// kernel set, whatever the instruction set. It lies above the three folders because it belongs to
+// none of them, and it is all that they share.
 //
 // Only plain structs, function pointers and static functions: this header is part of every
 // per-instruction-set translation unit, and a function shared between them could be merged into
@@ -234,6 +236,8 @@ struct TypedKernels {
 
 struct KernelTable {
   const char* name;
+  // Whether this machine has the instructions.
+  bool (*runs_here)();
   TypedKernels<float> f32;
   TypedKernels<double> f64;
   // Panels that `stream` handles best in one task.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from blockgate.errors import BlockgateError, invalid
 from blockgate.grid import BlockGrid
-from blockgate.ops.packed import PACKED_DTYPES, dense_packed_linear, packed_linear, unpack_blocks
+from blockgate.ops.packed_linear import PACKED_DTYPES, dense_packed_linear, packed_linear, unpack_blocks
 from blockgate.runtime.block_linear import BlockLinear, GatedLinear, autocast_dtype, check_rows
 from blockgate.runtime.plan import (
     FUSED,
@@ -84,8 +84,12 @@ class PackedBlocks(nn.Module):
 
     def weight(self) -> Tensor:
         """The weight (m, n) in float32 that the blocks stand for."""
-        sizes = (self.grid.out_features, self.grid.in_features, *self.grid.block)
-        return cast("Tensor", unpack_blocks(self.blocks, self.scale, *sizes))
+        return cast("Tensor", unpack_blocks(self.blocks, self.scale, self.sizes))
+
+    @property
+    def sizes(self) -> list[int]:
+        """The grid as ops take it: out_features, in_features, block_out, block_in."""
+        return [self.grid.out_features, self.grid.in_features, *self.grid.block]
 
     def extra_repr(self) -> str:
         """For print(model)."""
@@ -207,9 +211,7 @@ class PackedLinear(nn.Module, BlockLinear):
     def _product(self, rows: Tensor) -> Tensor:
         """y (N, out_features) for rows (N, in_features) of float32, by the op."""
         packed = self.packed
-        y: Tensor = dense_packed_linear(
-            rows, packed.blocks, packed.scale, self.bias, self.out_features, *self.grid.block
-        )
+        y: Tensor = dense_packed_linear(rows, packed.blocks, packed.scale, self.bias, packed.sizes)
         return y
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -295,7 +297,5 @@ class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
     def _product(self, rows: Tensor) -> Tensor:
         gates, indices = self.gate(rows)
         packed = self.packed
-        y: Tensor = packed_linear(
-            rows, packed.blocks, packed.scale, self.bias, gates, indices, self.out_features, *self.grid.block
-        )
+        y: Tensor = packed_linear(rows, packed.blocks, packed.scale, self.bias, gates, indices, packed.sizes)
         return y

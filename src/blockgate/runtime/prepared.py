@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from blockgate.ops.packed import (
+from blockgate.ops.packed_linear import (
     pack_blocks,
     prepare_dynamic_linear,
     prepare_packed_linear,
@@ -35,7 +35,7 @@ class PackedWeight(NamedTuple):
 
 def pack_weight(weight: Tensor, grid: BlockGrid, dtype: torch.dtype) -> PackedWeight:
     """A weight (m, n) as packed blocks of `dtype`."""
-    return PackedWeight(*pack_blocks(weight.detach().float(), *grid.block, dtype))
+    return PackedWeight(*pack_blocks(weight.detach().float(), grid.block, dtype))
 
 
 class PreparedLinear:
@@ -54,26 +54,23 @@ class PreparedLinear:
     ) -> None:
         self.in_features, self.out_features = grid.in_features, grid.out_features
         self.gate = gate
-        sizes = (grid.in_features, grid.out_features, *grid.block)
+        sizes = [grid.out_features, grid.in_features, *grid.block]
         if gate is None:
-            self.handle: int = prepare_packed_linear(*packed, bias, *sizes)
+            self.handle: int = prepare_packed_linear(*packed, bias, sizes)
         else:
             gate_weight, hidden_weight = (
-                None if w is None else pack_blocks(w.detach().float(), *w.shape, torch.float32)[0]
+                None if w is None else pack_blocks(w.detach().float(), w.shape, torch.float32)[0]
                 for w in (gate.weight, gate.hidden_weight)
             )
             self.handle = prepare_dynamic_linear(
                 *packed,
                 bias,
+                sizes,
                 gate_weight,
                 gate.bias,
                 hidden_weight,
                 gate.hidden_bias,
-                gate.key_offset,
-                gate.key_size,
-                gate.num_scores,
-                gate.hidden_size,
-                *sizes,
+                [gate.key_offset, gate.key_size],
                 gate.groups,
                 gate.normalise,
             )

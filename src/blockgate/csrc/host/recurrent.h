@@ -1,0 +1,214 @@
+// One step of a gated recurrence, cut into phases for a team: scores, selection, product.
+#pragma once
+
+#include "host/bad_rows.h"
+#include "host/quantised_rows.h"
+#include "host/select.h"
+#include "host/team.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace blockgate {
+
+// An ordinary linear layer on packed blocks of T, in one column of blocks: a layer of a gate.
+template <class T>
+struct ScoreLayer {
+  Grid grid;
+  const T* weight;
+  const T* bias;
+};
+
+// The gate of a product and its selection; `scores` comes after `hidden`, if there is one.
+template <class T>
+struct StepGate {
+  std::optional<ScoreLayer<T>> hidden;
+  ScoreLayer<T> scores;
+  int64_t key_offset;
+  TopK spec;
+  int64_t kept() const { return spec.groups * spec.open_blocks; }
+};
+
+// A gated product (or one with every block open) and the place of its intermediate results.
+template <class T>
+struct GatedStep {
+  std::optional<StepGate<T>> gate;
+  StepProduct<T> product;
+  T *hidden, *scores, *gates;
+  int64_t* indices;
+  int32_t* row_starts;  // (tokens, rows + 1)
+  uint8_t* bad;         // (tokens): whether a row of x isn't finite
+  const QuantisedCopy* quantised = nullptr;  // where weights are int8
+};
+
+// How the phases of a step are cut. None of the cuts changes a bit of the result.
+struct StepCut {
+  int64_t threads;
+
+  // Panels of a score layer, several to a task.
+  int64_t score_parts(const Grid& grid) const {
+    return smaller(packed_panels(grid), larger(1, 2 * threads / grid.rows));
+  }
+  template <class T>
+  int64_t score_tasks(const ScoreLayer<T>& layer) const {
+    return layer.grid.rows * score_parts(layer.grid);
+  }
+  // Parts of a row of blocks. A part keeps at least four panels, or tiles would become thin.
+  int64_t panel_parts(const Grid& grid, int64_t rows) const {
+    return larger(1, smaller(packed_panels(grid) / 4, ceil_div(8 * threads, rows)));
+  }
+};
+
+template <class T>
+void score_task(const StepCut& cut, const ScoreLayer<T>& layer, const T* x, int64_t stride,
+                int64_t tokens, bool relu, T* y, int64_t task, T* scratch) {
+  const Grid& grid = layer.grid;
+  const int64_t parts = cut.score_parts(grid), panels = packed_panels(grid);
+  const int64_t row = task / parts, part = task % parts;
+  const int64_t begin = panels * part / parts, end = panels * (part + 1) / parts;
+  const int64_t width = smaller(end * PANEL, outputs_of_row(grid, row)) - begin * PANEL;
+  if (width <= 0) return;
+  typed_kernels<T>().forward({grid, {x, grid.in, stride}, layer.weight, WeightKind::packed_float,
+                              nullptr, layer.bias, y, {nullptr, nullptr}},
+                             {row, row + 1, begin, end, 0, tokens}, scratch);
+  if (!relu) return;
+  for (int64_t t = 0; t < tokens; ++t) {
+    T* values = y + t * grid.out + row * grid.block_out + begin * PANEL;
+    for (int64_t i = 0; i < width; ++i) values[i] = values[i] <= 0 ? T(0) : values[i];
+  }
+}
+
+// Selection for one token, and what its product needs to know.
+template <class T>
+void select_task(const GatedStep<T>& step, int64_t token, T* scratch) {
+  const StepProduct<T>& product = step.product;
+  const Grid& grid = product.grid;
+  // With every block open nothing hides what is wrong with x.
+  step.bad[token] = step.gate && !all_finite(product.x + token * product.x_stride, grid.in);
+  if (!step.gate) return;
+  const int64_t kept = step.gate->kept();
+  T* gates = step.gates + token * kept;
+  int64_t* indices = step.indices + token * kept;
+  typed_kernels<T>().top_k(step.gate->spec, step.scores + token * step.gate->spec.scores, gates,
+                           indices, scratch);
+  int32_t* starts = step.row_starts + token * (grid.rows + 1);
+  int64_t slot = 0;
+  for (int64_t row = 0; row < grid.rows; ++row) {
+    starts[row] = int32_t(slot);
+    while (slot < kept && indices[slot] < (row + 1) * grid.cols) ++slot;
+  }
+  starts[grid.rows] = int32_t(slot);
+}
+
+// Inputs of one token for int8 weights.
+template <class T>
+void quantise_task(const GatedStep<T>& step, int64_t token) {
+  const StepProduct<T>& product = step.product;
+  if constexpr (sizeof(T) == sizeof(float))
+    quantise_tokens(product.grid, product.x, product.x_stride, token, token + 1, *step.quantised);
+}
+
+// Elements of T that the first two tasks above need.
+template <class T>
+int64_t gate_scratch(const StepGate<T>& gate, int64_t tokens) {
+  const auto layer = [&](const ScoreLayer<T>& l) {
+    return typed_kernels<T>().forward_scratch(l.grid, 1, tokens);
+  };
+  return std::max({layer(gate.scores), gate.hidden ? layer(*gate.hidden) : 0,
+                   2 * (gate.spec.scores / gate.spec.groups + 16)});
+}
+
+// Scratch of one member of a team for any task of these steps.
+template <class T>
+struct StepScratch {
+  Buffer<T> gate;
+  Buffer<std::byte> product;
+};
+
+template <class T>
+StepScratch<T> step_scratch(const GatedStep<T>* steps, int64_t count) {
+  int64_t gate = 0, product = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t tokens = steps[i].product.tokens;
+    if (steps[i].gate) gate = std::max(gate, gate_scratch(*steps[i].gate, tokens));
+    product = std::max(product, typed_kernels<T>().step_product_scratch(steps[i].product.grid, tokens));
+  }
+  return {Buffer<T>(gate), Buffer<std::byte>(product)};
+}
+
+// All phases of the gates of some independent steps. Beside the last one inputs are prepared for
+// int8 weights, and others(0) .. others(other_tasks - 1) are done.
+template <class T, class Others>
+void run_gates(TeamMember& member, const StepCut& cut, const GatedStep<T>* steps, int64_t count,
+               T* scratch, int64_t other_tasks, const Others& others) {
+  // Runs task(step, i) for each step's own number of tasks, and more(i) after them, in one phase.
+  const auto phase = [&](const auto& tasks_of, const auto& task, int64_t more_tasks,
+                         const auto& more) {
+    int64_t total = more_tasks;
+    for (int64_t s = 0; s < count; ++s) total += tasks_of(steps[s]);
+    member.phase(total, [&](int64_t i) {
+      for (int64_t s = 0; s < count; i -= tasks_of(steps[s++]))
+        if (i < tasks_of(steps[s])) return task(steps[s], i);
+      more(i);
+    });
+  };
+  const auto nothing = [](int64_t) {};
+  phase(
+      [&](const GatedStep<T>& s) {
+        return s.gate && s.gate->hidden ? cut.score_tasks(*s.gate->hidden) : 0;
+      },
+      [&](const GatedStep<T>& s, int64_t i) {
+        score_task(cut, *s.gate->hidden, s.product.x + s.gate->key_offset, s.product.x_stride,
+                   s.product.tokens, true, s.hidden, i, scratch);
+      },
+      0, nothing);
+  phase([&](const GatedStep<T>& s) { return s.gate ? cut.score_tasks(s.gate->scores) : 0; },
+        [&](const GatedStep<T>& s, int64_t i) {
+          const bool hidden = s.gate->hidden.has_value();
+          score_task(cut, s.gate->scores,
+                     hidden ? s.hidden : s.product.x + s.gate->key_offset,
+                     hidden ? s.gate->scores.grid.in : s.product.x_stride, s.product.tokens, false,
+                     s.scores, i, scratch);
+        },
+        0, nothing);
+  phase([](const GatedStep<T>& s) { return (s.quantised ? 2 : 1) * s.product.tokens; },
+        [&](const GatedStep<T>& s, int64_t i) {
+          if (i < s.product.tokens) select_task(s, i, scratch);
+          else quantise_task(s, i - s.product.tokens);
+        },
+        other_tasks, others);
+}
+
+// The weights that the only token reads first in a row of blocks, from some panel on; null if none.
+template <class T>
+const void* first_weights(const StepProduct<T>& product, int64_t row, int64_t panel) {
+  const Grid& grid = product.grid;
+  int64_t block = row * grid.cols;
+  if (product.gates) {
+    if (product.row_starts[row] == product.row_starts[row + 1]) return nullptr;
+    block = product.indices[product.row_starts[row]];
+  }
+  const int64_t size = product.kind == WeightKind::packed_int8 ? 1
+                       : product.kind == WeightKind::packed_bfloat16 ? 2
+                                                                     : int64_t(sizeof(T));
+  return static_cast<const std::byte*>(product.weight) +
+         (block * packed_block_size(grid) + panel * packed_depth(grid) * PANEL) * size;
+}
+
+// The product for some panels of one row of blocks; a bad row of x makes all of its outputs NaN.
+template <class T>
+void product_task(const GatedStep<T>& step, int64_t row, int64_t panel_begin, int64_t panel_end,
+                  const void* then, std::byte* scratch) {
+  StepProduct<T> product = step.product;
+  product.then = then;
+  typed_kernels<T>().step_product(product, row, panel_begin, panel_end, scratch);
+  const int64_t begin = row * product.grid.block_out + panel_begin * PANEL;
+  const int64_t end = row * product.grid.block_out +
+                      smaller(panel_end * PANEL, outputs_of_row(product.grid, row));
+  for (int64_t t = 0; t < product.tokens; ++t)
+    if (step.bad[t])
+      for (int64_t o = begin; o < end; ++o)
+        product.y[t * product.grid.out + o] = std::numeric_limits<T>::quiet_NaN();
+}
+
+}  // namespace blockgate

@@ -1,0 +1,134 @@
+// The gradients of x and of the gates, with the saving of the forward product.
+//
+// They share one product per open (token, block): acc = W_block^T grad_y, then grad_gate = x . acc
+// and grad_x += gate * acc. Each value is written by one task, in a fixed order.
+#pragma once
+
+#include "isa/forward.h"
+
+namespace blockgate::BLOCKGATE_ISA {
+
+inline int64_t padded_inputs(const Grid& grid) {
+  return ceil_div(packed_depth(grid), PANEL) * PANEL;
+}
+
+template <class T>
+int64_t input_grad_scratch(const Grid& grid, int64_t tokens) {
+  return padded_inputs(grid) *
+         (smaller(grid.block_out, grid.out) + (tokens < BUFFERED_TOKENS ? 0 : tokens));
+}
+
+// One block seen by grad_x and grad_gates.
+template <class T>
+struct InputGradJob {
+  const T* grad_y;  // at the block's first output
+  int64_t grad_y_stride;
+  const T* panels;  // [input / 16][output][input % 16]
+  int64_t outputs, inputs;
+  const T* x;  // at the block's first input, as grad_x
+  int64_t x_stride;
+  T* grad_x;
+  int64_t grad_x_stride;
+  T* grad_gates;
+  int64_t slots;
+  const Entry<T>* entries;
+  int64_t count;
+};
+
+// Some tokens, over all panels of the block.
+template <int ROWS, class T>
+BLOCKGATE_INLINE void input_grad_tile(const InputGradJob<T>& job, const Entry<T>* entries) {
+  constexpr int VECTORS = PANEL_VECTORS<T>, L = LANES<T>;
+  const T* rows[ROWS];
+  Vec<T> products[ROWS] = {};
+#pragma GCC unroll 8
+  for (int m = 0; m < ROWS; ++m) rows[m] = job.grad_y + entries[m].token * job.grad_y_stride;
+  if (entries + 2 * ROWS <= job.entries + job.count) {
+#pragma GCC unroll 8
+    for (int m = 0; m < ROWS; ++m) {
+      const int64_t token = entries[ROWS + m].token;
+      __builtin_prefetch(job.grad_y + token * job.grad_y_stride);
+      __builtin_prefetch(job.x + token * job.x_stride);
+      if (job.grad_x) __builtin_prefetch(job.grad_x + token * job.grad_x_stride);
+    }
+  }
+  for (int64_t input = 0; input < job.inputs; input += PANEL) {
+    Tile<T, ROWS, 1> tile;
+    tile_multiply<1>(tile, rows, job.panels + input * job.outputs, 0, job.outputs);
+    const int64_t width = smaller(PANEL, job.inputs - input);
+    if (job.grad_gates) {
+#pragma GCC unroll 8
+      for (int m = 0; m < ROWS; ++m) {
+        const T* x = job.x + entries[m].token * job.x_stride + input;
+        T edge[PANEL];
+        if (width < PANEL) {
+          for (int64_t i = 0; i < PANEL; ++i) edge[i] = i < width ? x[i] : T(0);
+          x = edge;
+        }
+#pragma GCC unroll 16
+        for (int v = 0; v < VECTORS; ++v)
+          products[m] = multiply_add(load(x + v * L), tile.acc[m][v], products[m]);
+      }
+    }
+    if (job.grad_x) {
+#pragma GCC unroll 8
+      for (int m = 0; m < ROWS; ++m) {
+        T* grad_x = job.grad_x + entries[m].token * job.grad_x_stride + input;
+        if (width == PANEL) add_gated<T>(grad_x, grad_x, tile.acc[m], entries[m].gate, nullptr);
+        else add_gated_edge<T>(grad_x, grad_x, tile.acc[m], entries[m].gate, nullptr, width);
+      }
+    }
+  }
+  if (job.grad_gates) {
+#pragma GCC unroll 8
+    for (int m = 0; m < ROWS; ++m)
+      job.grad_gates[entries[m].token * job.slots + entries[m].slot] =
+          horizontal_sum<T>(products[m]);
+  }
+}
+
+template <int ROWS, class T>
+__attribute__((noinline)) void input_grad_tiles(const InputGradJob<T>& job, int64_t first,
+                                                int64_t tiles) {
+  for (; tiles > 0; --tiles, first += ROWS) input_grad_tile<ROWS>(job, job.entries + first);
+}
+
+template <class T>
+void input_grad_block(const InputGradJob<T>& job) {
+  with_even_tiles<T>(job.count, [&](auto n, int64_t first, int64_t tiles) {
+    input_grad_tiles<decltype(n)::value>(job, first, tiles);
+  });
+}
+
+template <class T>
+void input_grad(const BackwardArgs<T>& args, const InputGradTask& task, T* scratch) {
+  const Grid& grid = args.grid;
+  const int64_t input = task.col * grid.block_in, inputs = inputs_of_col(grid, task.col);
+  const bool buffered = task.token_end - task.token_begin >= BUFFERED_TOKENS;
+  const int64_t stride = buffered ? padded_inputs(grid) : grid.in;
+  T* grad_x = nullptr;
+  if (args.grad_x) {
+    grad_x = buffered ? scratch + padded_inputs(grid) * smaller(grid.block_out, grid.out) -
+                            task.token_begin * stride
+                      : args.grad_x + input;
+    for (int64_t t = task.token_begin; t < task.token_end; ++t)
+      copy_row<T>(nullptr, inputs, grad_x + t * stride);
+  }
+  for (int64_t row = 0; row < grid.rows; ++row) {
+    const BlockUse<T> use =
+        block_use(args.groups, row * grid.cols + task.col, task.token_begin, task.token_end);
+    if (use.count == 0) continue;
+    const int64_t outputs = outputs_of_row(grid, row);
+    copy_to_panels(args.weight + row * grid.block_out * grid.in + input, grid.in, outputs, inputs,
+                   scratch);
+    input_grad_block<T>({args.grad_y.data + row * args.grad_y.block_stride, args.grad_y.stride,
+                         scratch, outputs, inputs, args.x.data + task.col * args.x.block_stride,
+                         args.x.stride, grad_x, stride, args.grad_gates, args.slots, use.entries,
+                         use.count});
+  }
+  if (grad_x && buffered)
+    for (int64_t t = task.token_begin; t < task.token_end; ++t)
+      copy_row(grad_x + t * stride, inputs, args.grad_x + t * grid.in + input);
+}
+
+}  // namespace blockgate::BLOCKGATE_ISA

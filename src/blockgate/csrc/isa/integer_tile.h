@@ -1,0 +1,93 @@
+// The register tile in integers: int8 weights times int16 inputs, exact sums in int32.
+//
+// Inputs are bounded so that no sum over a block can overflow (see quantise.h). Exact sums have no
+// order, so tiles, threads and instruction sets agree on every bit. Two k are multiplied and added
+// at once, so weights come in pairs of k: stored ones are interleaved on load, expanded ones lie
+// as [k / 2][16 outputs][2], outputs in the order of PanelPairs. A lone last k is paired with an
+// input of 0.
+#pragma once
+
+#include "isa/microkernel.h"
+
+namespace blockgate::BLOCKGATE_ISA {
+
+// What a product of T inputs with weights W is computed in. int16_t: expanded int8_t.
+template <class T, class W>
+struct Arithmetic {
+  using Input = T;
+  using Sum = T;
+  using Expanded = T;
+  static constexpr bool IN_PAIRS = false;
+};
+template <>
+struct Arithmetic<float, int16_t> {
+  using Input = int16_t;
+  using Sum = int32_t;
+  using Expanded = int16_t;
+  static constexpr bool IN_PAIRS = true;
+};
+template <>
+struct Arithmetic<float, int8_t> : Arithmetic<float, int16_t> {};
+
+// The 16 weights at k and those `partner` further on, interleaved and widened.
+BLOCKGATE_INLINE void load_pairs(const int8_t* p, int64_t partner, PanelPairs& pairs) {
+  interleave(p, p + partner, pairs);
+}
+
+BLOCKGATE_INLINE void load_pairs(const int16_t* p, int64_t, PanelPairs& pairs) {
+#pragma GCC unroll 4
+  for (int v = 0; v < PAIR_VECTORS; ++v) pairs[v] = load(p + v * LANES<int16_t>);
+}
+
+// Fewer panels at once than in float: a product needs a register beside its sum, sums that are
+// ready after one cycle need no company to fill the pipeline, and few panels are few streams.
+template <>
+constexpr int tile_panels<int32_t>(int rows) {
+  int panels = 1;
+  while (panels < 8 && 4 * panels * rows * PAIR_VECTORS <= BLOCKGATE_ACCUMULATORS) panels *= 2;
+  return panels;
+}
+
+// k and k + 1, k even; `partner` is the distance of their weights, 0 for a lone last k.
+template <class W, int ROWS, int PANELS>
+BLOCKGATE_INLINE void pair_step(Tile<int32_t, ROWS, PANELS>& tile,
+                                const int16_t* const (&rows)[ROWS], const W* panels,
+                                int64_t panel_stride, int64_t k, int64_t partner) {
+#pragma GCC unroll 8
+  for (int p = 0; p < PANELS; ++p) {
+    PanelPairs weights;
+    load_pairs(panels + p * panel_stride + k * PANEL, partner, weights);
+#pragma GCC unroll 8
+    for (int m = 0; m < ROWS; ++m) {
+      int32_t pair;
+      __builtin_memcpy(&pair, rows[m] + k, sizeof pair);
+      const auto inputs = (Vec<int16_t>)broadcast_key(pair);
+#pragma GCC unroll 4
+      for (int v = 0; v < PAIR_VECTORS; ++v)
+        tile.acc[m][p * PAIR_VECTORS + v] += multiply_pairs(inputs, weights[v]);
+    }
+  }
+}
+
+// Puts sums in the order of the outputs, after the last step.
+template <int ROWS, int PANELS>
+BLOCKGATE_INLINE void in_order(Tile<int32_t, ROWS, PANELS>& tile) {
+#pragma GCC unroll 8
+  for (int m = 0; m < ROWS; ++m)
+#pragma GCC unroll 8
+    for (int p = 0; p < PANELS; ++p) in_order(tile.acc[m] + p * PAIR_VECTORS);
+}
+
+template <class W, int ROWS, int PANELS>
+BLOCKGATE_INLINE void tile_multiply_pairs(Tile<int32_t, ROWS, PANELS>& tile,
+                                          const int16_t* const (&rows)[ROWS], const W* panels,
+                                          int64_t panel_stride, int64_t depth) {
+  tile_clear(tile);
+  int64_t k = 0;
+#pragma GCC unroll 4
+  for (; k + 1 < depth; k += 2) pair_step(tile, rows, panels, panel_stride, k, PANEL);
+  if (k < depth) pair_step(tile, rows, panels, panel_stride, k, 0);
+  in_order(tile);
+}
+
+}  // namespace blockgate::BLOCKGATE_ISA

@@ -1,0 +1,36 @@
+// Kernels for AVX2 with FMA.
+#include "kernels.h"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+namespace blockgate {
+// Before the target is named: this runs on any machine.
+static bool avx2_runs_here() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+}
+}  // namespace blockgate
+
+// After all other headers: what is compiled from here on may only be called on such a machine.
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,bmi,bmi2,f16c,popcnt"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,bmi,bmi2,f16c,popcnt")
+#pragma GCC diagnostic ignored "-Wpsabi"
+#endif
+
+#include "isa/vector_avx2.h"
+
+#include "isa/kernel_set.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+
+namespace blockgate {
+constinit const KernelTable avx2_kernels = avx2::make_table("avx2", avx2_runs_here);
+}
+
+#endif

@@ -1,0 +1,66 @@
+// Vector operations of what every machine of the architecture has: SSE2 on x86-64, NEON on ARM64.
+// See vec.h for the list. Only the compiler's extensions, but for one instruction of SSE2.
+#pragma once
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#define BLOCKGATE_ISA baseline
+#define BLOCKGATE_VECTOR_BYTES 16
+#if defined(__aarch64__)
+#define BLOCKGATE_ACCUMULATORS 24
+#else
+#define BLOCKGATE_ACCUMULATORS 12
+#endif
+#include "isa/vec.h"
+
+namespace blockgate::BLOCKGATE_ISA {
+
+BLOCKGATE_INLINE Vec<uint32_t> widen(const uint16_t* p) {
+  typedef uint16_t Narrow __attribute__((vector_size(8)));
+  Narrow narrow;
+  __builtin_memcpy(&narrow, p, sizeof narrow);
+  return __builtin_convertvector(narrow, Vec<uint32_t>);
+}
+
+BLOCKGATE_INLINE void interleave(const int8_t* first, const int8_t* second, PanelPairs& pairs) {
+  const Vec<int8_t> a = load(first), b = load(second);
+  const Vec<int8_t> low =
+      __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const Vec<int8_t> high =
+      __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  // A byte beside itself, shifted down, is the widened byte in either byte order.
+  const auto first_half = [](Vec<int8_t> v) {
+    return (Vec<int16_t>)__builtin_shufflevector(v, v, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7,
+                                                 7) >> 8;
+  };
+  const auto second_half = [](Vec<int8_t> v) {
+    return (Vec<int16_t>)__builtin_shufflevector(v, v, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13,
+                                                 14, 14, 15, 15) >> 8;
+  };
+  pairs[0] = first_half(low);
+  pairs[1] = second_half(low);
+  pairs[2] = first_half(high);
+  pairs[3] = second_half(high);
+}
+
+BLOCKGATE_INLINE Vec<int32_t> multiply_pairs(Vec<int16_t> a, Vec<int16_t> b) {
+#if defined(__SSE2__)
+  return (Vec<int32_t>)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+  // Through unsigned: shifting a negative number left is undefined in too many dialects.
+  const auto low = [](Vec<int16_t> v) { return (Vec<int32_t>)((Vec<uint32_t>)v << 16) >> 16; };
+  const auto high = [](Vec<int16_t> v) { return (Vec<int32_t>)v >> 16; };
+  return low(a) * low(b) + high(a) * high(b);
+#endif
+}
+
+BLOCKGATE_INLINE void in_order(Vec<int32_t>*) {}
+
+template <class T>
+BLOCKGATE_INLINE void transpose(Vec<T> (&rows)[LANES<T>]) {
+  transpose_by_rounds<T>(rows);
+}
+
+}  // namespace blockgate::BLOCKGATE_ISA

@@ -1,0 +1,29 @@
+"""Packing, the products on packed weights, and layers prepared for many calls; for inference only."""
+
+from blockgate.ops.packed_linear.op import (
+    PACKED_DTYPES,
+    dense_packed_linear,
+    pack_blocks,
+    packed_linear,
+    unpack_blocks,
+)
+from blockgate.ops.packed_linear.prepared import (
+    prepare_dynamic_linear,
+    prepare_packed_linear,
+    release_prepared_linear,
+    run_prepared_linear,
+    run_prepared_lstm,
+)
+
+__all__ = [
+    "PACKED_DTYPES",
+    "dense_packed_linear",
+    "pack_blocks",
+    "packed_linear",
+    "prepare_dynamic_linear",
+    "prepare_packed_linear",
+    "release_prepared_linear",
+    "run_prepared_linear",
+    "run_prepared_lstm",
+    "unpack_blocks",
+]
