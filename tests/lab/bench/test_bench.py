@@ -97,7 +97,7 @@ def test_bad_flags_are_one_clear_line(capsys):
 
 def test_block_sizes_are_measured_with_all_arms(tmp_path, monkeypatch, capsys):
     """The script behind the picture of docs/block-size.md."""
-    script = Path(__file__).parents[2] / "benchmarks" / "block_size.py"
+    script = Path(__file__).parents[3] / "benchmarks" / "block_size.py"
     command = [str(script), "--shape", "256x128", "--seconds", "0.001", "--output", str(tmp_path / "made")]
     monkeypatch.setattr(sys, "argv", command)
     monkeypatch.setattr(timing, "cache_bytes", lambda: 1 << 16)

@@ -18,7 +18,7 @@ COMPARED = 8
 
 
 def single_steps(model: nn.Module) -> dict[str, Callable[[Tensor], Any]]:
-    """Calls of the whole "model", and for a language model of its "layers" alone; each carries its state on."""
+    """Calls of the whole "model", and of a language model's recurrent "layers" only; each carries its state on."""
     if isinstance(model, ImageNetwork):
         return {"model": model}
     assert isinstance(model, LanguageModel)
@@ -30,12 +30,8 @@ def single_steps(model: nn.Module) -> dict[str, Callable[[Tensor], Any]]:
         return scores
 
     def layers(words: Tensor) -> Tensor:
-        x, old, new = model.embedding(words), carried["layers"], []
-        for number, layer in enumerate(model.layers):
-            x, state = layer(x, None if old is None else old[number])
-            new.append(state)
-        carried["layers"] = new
-        return x  # type: ignore[no-any-return]
+        x, carried["layers"] = model.run_layers(model.embedding(words), carried["layers"])
+        return x
 
     return {"model": whole, "layers": layers}
 
