@@ -9,7 +9,6 @@ All arms are timed in turns in one run, each checked against the reference first
 from __future__ import annotations
 
 import argparse
-import copy
 import itertools
 import os
 import shlex
@@ -19,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import blockgate as bg
 from blockgate.lab.bench import machine, report
-from blockgate.lab.bench.timing import interleave
+from blockgate.lab.bench.checks import by_reference, open_gates, require_close, require_density
+from blockgate.lab.bench.timing import in_turn, interleave
 
 BLOCKS = (32, 64, 128, 256)
 KEYS = (64, 128, None)
@@ -36,14 +36,10 @@ def gated_layer(dense: nn.Linear, block: int, key: int | None, sparsity: float) 
     """Gates on `dense` whose scores are all positive, so that exactly the asked blocks open; checked."""
     options = {"block_size": block, "key_size": key, "sparsity": sparsity, "gate": "eq1"}
     layer = bg.DynamicSparseLinear.from_dense(dense, **options).eval()
-    nn.init.normal_(layer.gate.weight, std=layer.gate.key_size**-0.5)
-    nn.init.constant_(layer.gate.bias, 5.0)
-    x = torch.randn(2, dense.in_features)
-    judge = copy.deepcopy(layer)
-    judge.backend = judge.gate.backend = "reference"
-    torch.testing.assert_close(layer(x), judge(x), rtol=1e-4, atol=1e-4)
-    opened = (layer.gates(x) != 0).float().mean().item()
-    assert abs(opened - layer.gate.target_density) < 1e-6, f"{opened} of the blocks are open"
+    open_gates(layer)
+    x, name = torch.randn(2, dense.in_features), f"block {block}, key {key}"
+    require_close(layer(x), by_reference(layer)(x), name, 1e-5)
+    require_density(layer.gates(x), layer.gate, name)
     return layer
 
 
@@ -70,17 +66,11 @@ def measure(shape: tuple[int, int], sparsity: float, seconds: float) -> list[dic
             "mac_share": share,
         })
     inputs = [torch.randn(1, shape[1]) for _ in range(INPUTS)]
-    calls = {name: _over(layer, inputs) for name, layer in layers.items()}
+    calls = {name: in_turn(inputs, layer) for name, layer in layers.items()}
     warm, cold = (interleave(calls, seconds=seconds, cold=cold) for cold in (False, True))
     for entry in entries:
         entry |= {"warm": asdict(warm[entry["arm"]]), "evicted": asdict(cold[entry["arm"]])}
     return entries
-
-
-def _over(layer: nn.Module, inputs: list[Tensor]) -> Any:
-    """A call with the next input each time: the same one again would find its blocks in the cache."""
-    turn = itertools.cycle(inputs)
-    return lambda: layer(next(turn))
 
 
 def markdown(data: dict[str, Any]) -> str:

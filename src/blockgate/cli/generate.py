@@ -15,13 +15,12 @@ import tyro
 from blockgate.convert import pack
 from blockgate.errors import invalid
 from blockgate.grid import check_threads
+from blockgate.lab.bench.checks import PACKED_TYPES
 from blockgate.lab.models import LanguageModel
 from blockgate.lab.models.sampling import sample
 from blockgate.lab.training import load_trained
 
 __all__ = ["Generate"]
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +67,7 @@ class Generate:
                 got=f"{trained.file} with {type(trained.model).__name__}",
                 remedy="Give a run of ptb, wikitext-2 or a text of your own.",
             )
-        model = trained.model if self.packed == "no" else pack(trained.model, DTYPES[self.packed])
+        model = trained.model if self.packed == "no" else pack(trained.model, PACKED_TYPES[self.packed])
         begin, written = time.perf_counter(), []
         for word in sample(
             model,

@@ -1,4 +1,4 @@
-"""Who holds which parameters, and how many multiply-adds a row costs: what `summary` shows."""
+"""Who holds which parameters, and how many multiply-adds a row costs: what `summary` shows, and the study counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from blockgate.inspect.statistics import GateStatistics
 
-__all__ = ["LayerSummary", "count_layers"]
+__all__ = ["LayerSummary", "count_layers", "matrices_of"]
 
 # Layers without gates whose multiply-adds are known. An embedding has none: it looks rows up.
 PLAIN = (nn.Linear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.Embedding, PackedLinear)
@@ -40,6 +40,7 @@ class LayerSummary:
         blocks: how many blocks its gate has to decide on; 0 without one.
         macs_dense: multiply-adds with every block open and no gate.
         macs_now: multiply-adds of the open blocks and the gate, at measured density where there is one.
+        gate_macs: those of the gate.
         bytes_dense: what the dense weights would take in float32.
         bytes_now: what is read of weights and gate, in the types they are stored in.
         target_density: of its blocks; None without a gate.
@@ -54,6 +55,7 @@ class LayerSummary:
     blocks: int = 0
     macs_dense: int = 0
     macs_now: float = 0.0
+    gate_macs: int = 0
     bytes_dense: int = 0
     bytes_now: float = 0.0
     target_density: float | None = None
@@ -70,13 +72,21 @@ class _Found:
     owner: nn.Module
 
 
-def count_layers(model: nn.Module, example: Any | None) -> tuple[list[LayerSummary], list[str]]:
-    """One line for each gated matrix and plain layer, one for the other parameters, and the types that hold those."""
+def count_layers(
+    model: nn.Module, example: Any | None = None, densities: Mapping[str, float] | None = None
+) -> tuple[list[LayerSummary], list[str]]:
+    """One line for each gated matrix and plain layer, one for the other parameters, and the types that hold those.
+
+    Args:
+        model: any module.
+        example: what to call it with, to measure densities; None for none.
+        densities: measured before, by the names of gated matrices; the target counts where there is none.
+    """
     found = list(_find(model, "", model, set()))
     rows, record = (None, None) if example is None else _run(model, found, example)
     claimed: set[nn.Parameter] = set()
     lines = [
-        _gated_line(f, f.module, claimed, record)
+        _gated_line(f, f.module, claimed, record, densities or {})
         if isinstance(f.module, Gate)
         else _plain_line(f, claimed, None if rows is None else rows.get(f.module, 0))
         for f in found
@@ -116,14 +126,20 @@ def _claim(parameters: Iterable[nn.Parameter], claimed: set[nn.Parameter]) -> in
     return sum(p.numel() for p in fresh)
 
 
-def _gated_line(found: _Found, gate: Gate, claimed: set[nn.Parameter], record: GateRecord | None) -> LayerSummary:
+def _gated_line(
+    found: _Found,
+    gate: Gate,
+    claimed: set[nn.Parameter],
+    record: GateRecord | None,
+    densities: Mapping[str, float],
+) -> LayerSummary:
     grid = gate.grid
     label = gate_label(found.path)
     weight, packed = _gated_weight(found)
     size = grid.out_features * grid.in_features
     gate_macs = sum(w.numel() for w in (gate.weight, gate.hidden_weight) if w is not None)
     statistics = None if record is None else record.gates[label]
-    open_macs = gate.target_density * size
+    open_macs = densities.get(label, gate.target_density) * size
     if statistics is not None and statistics.rows:
         open_macs = _mean_open_area(statistics)
     stored = packed.blocks if packed is not None else next(iter(weight), gate.weight)
@@ -135,10 +151,11 @@ def _gated_line(found: _Found, gate: Gate, claimed: set[nn.Parameter], record: G
         blocks=grid.num_blocks,
         macs_dense=size,
         macs_now=open_macs + gate_macs,
+        gate_macs=gate_macs,
         bytes_dense=size * FLOAT32_BYTES,
         bytes_now=open_macs * stored.element_size() + gate_macs * gate.weight.element_size(),
         target_density=gate.target_density,
-        measured_density=None if statistics is None else statistics.measured_density,
+        measured_density=densities.get(label) if statistics is None else statistics.measured_density,
         rows=None if statistics is None else statistics.rows,
     )
 
@@ -167,7 +184,7 @@ def _mean_open_area(statistics: GateStatistics) -> float:
 
 def _plain_line(found: _Found, claimed: set[nn.Parameter], rows: int | None) -> LayerSummary:
     layer = found.module
-    weights = list(_matrices(layer))
+    weights = list(matrices_of(layer))
     packed = layer.grid.out_features * layer.grid.in_features if isinstance(layer, PackedLinear) else 0
     macs = packed or sum(w.numel() for w in weights)
     return LayerSummary(
@@ -182,7 +199,7 @@ def _plain_line(found: _Found, claimed: set[nn.Parameter], rows: int | None) -> 
     )
 
 
-def _matrices(layer: nn.Module) -> Iterator[Tensor]:
+def matrices_of(layer: nn.Module) -> Iterator[Tensor]:
     """The weights that every row of a plain layer's input is multiplied by."""
     if isinstance(layer, nn.RNNBase):
         yield from (w for weights in layer.all_weights for w in weights if w.dim() == 2)

@@ -13,7 +13,7 @@ import torch
 
 from blockgate.cli import main
 from blockgate.cli.bench import parse_shape
-from blockgate.lab.bench import linear, targets, timing, training
+from blockgate.lab.bench import checks, linear, targets, timing, training
 from tests.helpers import raises_blockgate
 
 SMALL = linear.LinearCase(out_features=64, in_features=48, batch=3, block=16, key=16)
@@ -48,9 +48,16 @@ def test_a_case_has_all_arms_with_their_densities(cold, monkeypatch):
 
 
 def test_a_wrong_result_is_never_timed(monkeypatch):
-    monkeypatch.setattr(linear, "_reference_output", lambda _, x: torch.zeros(x.shape[0], 64))
-    with raises_blockgate("bench: expected a correct result before timing it"):
+    monkeypatch.setattr(linear, "by_reference", lambda _: lambda x: torch.ones(x.shape[0], 64))
+    with raises_blockgate("bench: expected blockgate fp32 0% to be right before timing it"):
         linear.run_linear(SMALL, seconds=0.001)
+
+
+def test_gates_that_open_other_blocks_than_asked_are_never_timed():
+    layer = linear.dynamic_layer(SMALL, 0.5)
+    assert checks.require_density(layer.gates(torch.randn(3, 48)), layer.gate, "this") == 0.5
+    with raises_blockgate("expected this to open 0.5000 of its blocks before timing it, got 0.0000"):
+        checks.require_density(torch.zeros(3, 4, 3), layer.gate, "this")
 
 
 def test_training_measures_time_and_memory():
@@ -97,7 +104,7 @@ def test_bad_flags_are_one_clear_line(capsys):
 
 def test_block_sizes_are_measured_with_all_arms(tmp_path, monkeypatch, capsys):
     """The script behind the picture of docs/block-size.md."""
-    script = Path(__file__).parents[2] / "benchmarks" / "block_size.py"
+    script = Path(__file__).parents[3] / "benchmarks" / "block_size.py"
     command = [str(script), "--shape", "256x128", "--seconds", "0.001", "--output", str(tmp_path / "made")]
     monkeypatch.setattr(sys, "argv", command)
     monkeypatch.setattr(timing, "cache_bytes", lambda: 1 << 16)

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from blockgate.cli import main
-from blockgate.lab.bench import comparison, language_model, recurrent, recurrent_targets
+from blockgate.lab.bench import checks, comparison, engines, language_model, recurrent, recurrent_targets
 from blockgate.lab.bench.recurrent import RecurrentCase
+from blockgate.lab.models import LanguageModel
 from tests.helpers import assert_close, raises_blockgate
 
 SMALL = RecurrentCase(hidden=32, block=16, key=16)
@@ -19,18 +20,18 @@ FP32, INT8 = torch.float32, torch.int8
 
 
 def names(result):
-    return [contender.name for contender in result.contenders]
+    return [arm.name for arm in result.arms]
 
 
 def test_ratios_are_to_the_fastest_rival():
-    contenders = [
-        comparison.Contender(name="slow", call=lambda: None, rival=True),
-        comparison.Contender(name="fast", call=lambda: None, rival=True),
-        comparison.Contender(name="ours", call=lambda: None, floor=3.0),
+    arms = [
+        comparison.Arm(name="slow", call=lambda: None, rival=True),
+        comparison.Arm(name="fast", call=lambda: None, rival=True),
+        comparison.Arm(name="ours", call=lambda: None, floor=3.0),
     ]
     times = {"slow": 8.0, "fast": 4.0, "ours": 2.0}
     result = comparison.ComparisonResult(
-        comparison=comparison.Comparison(work="w", contenders=contenders, left_out={"other": "not there"}),
+        comparison=comparison.Comparison(work="w", arms=arms, left_out={"other": "not there"}),
         timings={name: comparison.Timing.of([seconds]) for name, seconds in times.items()},
         cold_timings={},
     )
@@ -55,8 +56,8 @@ def test_decoding_has_every_type_and_sparsity(build):
 @pytest.mark.parametrize("build", [recurrent.lstm_training, recurrent.qrnn_training])
 def test_training_runs_every_arm(build):
     compared = build(TRAINED, {0.5: 1.2, 0.9: 2.5})
-    for contender in compared.contenders:
-        contender.call()
+    for arm in compared.arms:
+        arm.call()
     assert names(compared)[-2:] == ["blockgate 50%", "blockgate 90%"]
 
 
@@ -70,12 +71,20 @@ def test_the_loop_over_cells_is_the_lstm():
 
 
 def test_engines_that_are_missing_are_named(monkeypatch):
-    monkeypatch.setattr(language_model.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda _: None)
     compared = language_model.compare_language_models(SMALL, 20, {0.5: 1.35})
     assert names(compared) == ["torch fp32", "torch int8 dynamic", "blockgate int8 50%, dense decoder"]
     assert "onnx is not installed" in compared.left_out["ONNX Runtime int8"]
-    for contender in compared.contenders:
-        contender.call()
+    assert comparison.run_comparison(compared, seconds=0.001).timings.keys() == set(names(compared))
+
+
+def test_the_language_model_is_that_of_the_laboratory_with_gates_in_its_stack():
+    model = language_model.dense_model(SMALL, 20)
+    assert isinstance(model, LanguageModel)
+    assert model.is_one_stack
+    packed = language_model._packed(model, 0.5, SMALL, torch.zeros(1, 1, dtype=torch.long))
+    assert type(packed.layers[0]).__name__ == "PackedLSTM"
+    assert packed.layers[0].num_layers == SMALL.layers
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's exporter and the engines warn of each other
@@ -84,18 +93,20 @@ def test_engines_compute_the_same_model(engine):
     pytest.importorskip("onnx")
     pytest.importorskip({"O": "onnxruntime", "V": "openvino"}["V" if "VINO" in engine else "O"])
     case = RecurrentCase(hidden=32, steps=3)
-    model = language_model.WordModel(20, nn.LSTM(32, 32, 2), 32).eval()
-    step = language_model._engines(case)[engine](model)
+    model, words = language_model.dense_model(case, 20), torch.arange(3)[:, None]
+    step = engines.engines(words)[engine](model)
+    found = expected = None
     with torch.no_grad():
-        for got, want in zip(step(*language_model._start(case)), model(*language_model._start(case)), strict=True):
+        for _ in range(2):
+            (got, found), (want, expected) = step(words, found), model(words, expected)
             torch.testing.assert_close(torch.as_tensor(got), want, rtol=1e-4, atol=1e-5)
 
 
 def test_a_wrong_result_is_never_timed():
     with raises_blockgate("No speed is reported"):
-        recurrent.require_close(torch.zeros(3), torch.ones(3), "this")
+        checks.require_close(torch.zeros(3), torch.ones(3), "this")
     with raises_blockgate("No speed is reported"):
-        recurrent.require_close(torch.tensor([float("nan")]), torch.ones(1), "this")
+        checks.require_close(torch.tensor([float("nan")]), torch.ones(1), "this")
 
 
 def test_the_command_writes_its_report(tmp_path, monkeypatch, capsys):

@@ -74,4 +74,5 @@ def test_a_trace_with_every_gate_closed_is_empty():
 
 def test_titles_of_layers():
     assert layer_title("layers.0.ih_l0") == "layer 1, input"
+    assert layer_title("layers.0.hh_l1") == "layer 2, recurrent"
     assert layer_title("layers.1.hh_l0") == "layer 2, recurrent"

@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from blockgate.lab.bench.timing import Timing, interleave
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Comparison", "ComparisonResult", "Contender", "comparison_markdown", "run_comparison"]
+__all__ = ["Arm", "Comparison", "ComparisonResult", "comparison_markdown", "run_comparison"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Contender:
+class Arm:
     """One way to do the work.
 
     Args:
@@ -32,11 +34,19 @@ class Contender:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """A kind of work, and those who do it; `left_out` says why others don't."""
+    """A kind of work, and the arms that do it.
+
+    Args:
+        work: what it is, for titles.
+        arms: the ways to do it.
+        left_out: other ways, and why they aren't measured.
+        training: whether calls need gradients.
+    """
 
     work: str
-    contenders: list[Contender]
+    arms: list[Arm]
     left_out: dict[str, str] = field(default_factory=dict)
+    training: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +75,7 @@ class ComparisonResult:
     @property
     def met(self) -> bool:
         """Whether every floor is reached with a warm cache."""
-        return all(c.floor is None or self.speedup(c.name) >= c.floor for c in self.comparison.contenders)
+        return all(c.floor is None or self.speedup(c.name) >= c.floor for c in self.comparison.arms)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -83,25 +93,27 @@ class ComparisonResult:
                     "evicted_cache_speedup": self.cold_speedup(c.name),
                     **asdict(self.timings[c.name]),
                 }
-                for c in self.comparison.contenders
+                for c in self.comparison.arms
             ],
         }
 
     def _best(self, timings: dict[str, Timing]) -> str:
-        rivals = [c.name for c in self.comparison.contenders if c.rival]
+        rivals = [c.name for c in self.comparison.arms if c.rival]
         return min(rivals, key=lambda name: timings[name].median)
 
 
 def run_comparison(
     comparison: Comparison, *, seconds: float, cold: bool = False, progress: Callable[[], None] = lambda: None
 ) -> ComparisonResult:
-    """Times all contenders in turn; `cold` times them with an evicted cache too."""
-    calls = {contender.name: contender.call for contender in comparison.contenders}
-    return ComparisonResult(
-        comparison=comparison,
-        timings=interleave(calls, seconds=seconds, progress=progress),
-        cold_timings=interleave(calls, seconds=seconds, cold=True, progress=progress) if cold else {},
-    )
+    """Times all arms in turn; `cold` times them with an evicted cache too."""
+    calls = {arm.name: arm.call for arm in comparison.arms}
+    # Around all of them: for one token, switching gradients off in every call would be part of its time.
+    with torch.set_grad_enabled(comparison.training):
+        return ComparisonResult(
+            comparison=comparison,
+            timings=interleave(calls, seconds=seconds, progress=progress),
+            cold_timings=interleave(calls, seconds=seconds, cold=True, progress=progress) if cold else {},
+        )
 
 
 def comparison_markdown(result: ComparisonResult) -> str:
@@ -111,13 +123,13 @@ def comparison_markdown(result: ComparisonResult) -> str:
         "| arm | median ms | p10 | p90 | speed-up | floor | evicted cache |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
-    for contender in result.comparison.contenders:
-        t = result.timings[contender.name]
-        cold = result.cold_speedup(contender.name)
-        floor = "" if contender.floor is None else f"{contender.floor:.3g}x"
+    for arm in result.comparison.arms:
+        t = result.timings[arm.name]
+        cold = result.cold_speedup(arm.name)
+        floor = "" if arm.floor is None else f"{arm.floor:.3g}x"
         lines.append(
-            f"| {contender.name} | {t.median * 1e3:.3f} | {t.p10 * 1e3:.3f} | {t.p90 * 1e3:.3f} | "
-            f"{_reached(result.speedup(contender.name), contender.floor)} | "
+            f"| {arm.name} | {t.median * 1e3:.3f} | {t.p10 * 1e3:.3f} | {t.p90 * 1e3:.3f} | "
+            f"{_reached(result.speedup(arm.name), arm.floor)} | "
             f"{floor} | {'' if cold is None else f'{cold:.2f}x'} |"
         )
     lines.append(f"\nSpeed-ups are over *{result.best_rival}*.")

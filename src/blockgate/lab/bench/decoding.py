@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 from blockgate.errors import BlockgateError
+from blockgate.lab.bench.checks import relative_error
+from blockgate.lab.bench.timing import carry_on
 from blockgate.lab.models import ImageNetwork, LanguageModel
 
-__all__ = ["in_turn", "require_same", "single_steps"]
+__all__ = ["require_same", "single_steps"]
 
 # Inputs on which outputs are compared.
 COMPARED = 8
 
 
 def single_steps(model: nn.Module) -> dict[str, Callable[[Tensor], Any]]:
-    """Calls of the whole "model", and for a language model of its "layers" alone; each carries its state on."""
+    """Calls of the whole "model", and of a language model's recurrent "layers" only; each carries its state on."""
     if isinstance(model, ImageNetwork):
         return {"model": model}
     assert isinstance(model, LanguageModel)
-    carried: dict[str, Any] = {"model": None, "layers": None}
-
-    def whole(words: Tensor) -> Tensor:
-        scores: Tensor
-        scores, carried["model"] = model(words, carried["model"])
-        return scores
-
-    def layers(words: Tensor) -> Tensor:
-        x, old, new = model.embedding(words), carried["layers"], []
-        for number, layer in enumerate(model.layers):
-            x, state = layer(x, None if old is None else old[number])
-            new.append(state)
-        carried["layers"] = new
-        return x  # type: ignore[no-any-return]
-
-    return {"model": whole, "layers": layers}
-
-
-def in_turn(inputs: list[Tensor], step: Callable[[Tensor], Any]) -> Callable[[], Any]:
-    """A call without arguments that gives `step` one input after the other, and begins again."""
-    turn = itertools.cycle(inputs)
-    return lambda: step(next(turn))
+    return {
+        "model": carry_on(model),
+        "layers": carry_on(lambda words, carried: model.run_layers(model.embedding(words), carried)),
+    }
 
 
 def require_same(name: str, model: nn.Module, original: nn.Module, inputs: list[Tensor], *, exact: bool) -> None:
@@ -59,8 +42,7 @@ def require_same(name: str, model: nn.Module, original: nn.Module, inputs: list[
     for part in single_steps(original):
         fast, slow = single_steps(model)[part], single_steps(original)[part]
         for x in inputs[:COMPARED]:
-            found, expected = fast(x), slow(x)
-            difference = float((found - expected).norm() / expected.norm())
+            difference = relative_error(fast(x), slow(x))
             # Rounded weights may tip the scales between two blocks, so that far more than the rounding differs.
             if not difference < (1e-2 if exact else 0.5):
                 raise BlockgateError(

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import copy
-import itertools
 import warnings
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from blockgate.convert import pack
-from blockgate.errors import BlockgateError
+from blockgate.lab.bench.checks import (
+    SHORT_NAMES,
+    by_reference,
+    open_gates,
+    relative_error,
+    require_close,
+    require_density,
+)
+from blockgate.lab.bench.comparison import Arm
+from blockgate.lab.bench.engines import torch_int8
 from blockgate.lab.bench.machine import read_bandwidth
-from blockgate.lab.bench.timing import Timing, interleave
+from blockgate.lab.bench.timing import Timing, in_turn, interleave
 from blockgate.layers import DynamicSparseLinear
 
 if TYPE_CHECKING:
@@ -22,7 +29,7 @@ if TYPE_CHECKING:
 
     from blockgate.runtime import PackedDynamicSparseLinear
 
-__all__ = ["DENSE", "Arm", "LinearCase", "LinearResult", "dynamic_layer", "run_linear"]
+__all__ = ["DENSE", "LinearArm", "LinearCase", "LinearResult", "dynamic_layer", "run_linear"]
 
 DENSE = "torch fp32"
 
@@ -31,7 +38,6 @@ INPUTS = 16
 
 # Largest relative error against float32 that a packed type may have and still be timed.
 PACKED_ERROR = {torch.float32: 1e-5, torch.bfloat16: 0.01, torch.int8: 0.02}
-SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,18 +65,23 @@ class LinearCase:
         )
 
 
-@dataclass(kw_only=True, slots=True)
-class Arm:
-    """One way to compute the layer."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearArm(Arm):
+    """One way to compute the layer.
 
-    name: str
-    call: Callable[[], Tensor]
+    Args:
+        sparsity: share of blocks, or of weights, that are closed.
+        density: share that is open, as measured.
+        weight_bytes: what a row of input reads of the weights; 0 if that is not known.
+        error: relative error against the reference.
+        changed_gates: share of gates that rounding opens or closes.
+    """
+
     sparsity: float = 0.0
     density: float = 1.0
     weight_bytes: int = 0
     error: float = 0.0
     changed_gates: float = 0.0
-    timing: Timing | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -78,20 +89,18 @@ class LinearResult:
     """All arms of a case with their times, and the roofs measured beside them."""
 
     case: LinearCase
-    arms: list[Arm]
+    arms: list[LinearArm]
+    timings: dict[str, Timing]
     left_out: dict[str, str] = field(default_factory=dict)
     bandwidth: float = 0.0
 
-    def speedup(self, arm: Arm) -> float:
+    def speedup(self, arm: LinearArm) -> float:
         """How many times faster than dense torch, by medians."""
-        dense = next(a for a in self.arms if a.name == DENSE)
-        assert dense.timing is not None
-        assert arm.timing is not None
-        return dense.timing.median / arm.timing.median
+        return self.timings[DENSE].median / self.timings[arm.name].median
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        case = asdict(self.case) | {"dtypes": [SHORT[d] for d in self.case.dtypes], "title": self.case.title}
+        case = asdict(self.case) | {"dtypes": [SHORT_NAMES[d] for d in self.case.dtypes], "title": self.case.title}
         arms = [
             {
                 "name": arm.name,
@@ -101,7 +110,7 @@ class LinearResult:
                 "relative_error": arm.error,
                 "changed_gates": arm.changed_gates,
                 "speedup": self.speedup(arm),
-                **({} if arm.timing is None else asdict(arm.timing)),
+                **asdict(self.timings[arm.name]),
             }
             for arm in self.arms
         ]
@@ -119,7 +128,7 @@ def dynamic_layer(case: LinearCase, sparsity: float) -> DynamicSparseLinear:
         normalise="mean",
         select=case.select,
     )
-    nn.init.constant_(layer.gate.bias, 5.0)
+    open_gates(layer)
     return layer.eval()
 
 
@@ -129,7 +138,7 @@ def run_linear(case: LinearCase, *, seconds: float, progress: Callable[[], None]
     torch.manual_seed(0)
     inputs = [torch.randn(case.batch, case.in_features) for _ in range(INPUTS)]
     dense = nn.Linear(case.in_features, case.out_features).eval()
-    arms = [Arm(name=DENSE, call=_over_inputs(dense, inputs), weight_bytes=dense.weight.numel() * 4)]
+    arms = [LinearArm(name=DENSE, call=in_turn(inputs, dense), weight_bytes=dense.weight.numel() * 4)]
     left_out: dict[str, str] = {}
     for sparsity in case.sparsities:
         arms += _dynamic_arms(case, sparsity, inputs)
@@ -142,54 +151,35 @@ def run_linear(case: LinearCase, *, seconds: float, progress: Callable[[], None]
             except (RuntimeError, NotImplementedError, AttributeError, ImportError) as error:
                 left_out[name] = str(error).splitlines()[0]
     timings = interleave({arm.name: arm.call for arm in arms}, seconds=seconds, cold=case.cold, progress=progress)
-    for arm in arms:
-        arm.timing = timings[arm.name]
-    return LinearResult(case=case, arms=arms, left_out=left_out, bandwidth=read_bandwidth(arms[0].weight_bytes))
+    bandwidth = read_bandwidth(arms[0].weight_bytes)
+    return LinearResult(case=case, arms=arms, timings=timings, left_out=left_out, bandwidth=bandwidth)
 
 
-def _over_inputs(module: nn.Module, inputs: list[Tensor]) -> Callable[[], Tensor]:
-    """A call that takes the next input each time: the same one again would find its blocks in the cache."""
-    turn = itertools.cycle(inputs)
-    return lambda: cast("Tensor", module(next(turn)))
-
-
-def _dynamic_arms(case: LinearCase, sparsity: float, inputs: list[Tensor]) -> list[Arm]:
+def _dynamic_arms(case: LinearCase, sparsity: float, inputs: list[Tensor]) -> list[LinearArm]:
     """Ours, in every packed type, each checked against the reference before it may be timed."""
     layer, x = dynamic_layer(case, sparsity), inputs[0]
     opened = layer.gates(x) != 0
-    density = opened.float().mean().item()
-    _require(abs(density - layer.gate.target_density) < 1e-6, f"measured density {density} at sparsity {sparsity}")
-    want = _reference_output(layer, x)
+    density = require_density(opened, layer.gate, f"the layer of sparsity {sparsity}")
+    want = by_reference(layer)(x)
     arms = []
     for dtype in case.dtypes:
         packed = layer if dtype == torch.float32 else cast("PackedDynamicSparseLinear", pack(layer, dtype))
-        error = ((packed(x) - want).norm() / want.norm()).item()
-        _require(error < PACKED_ERROR[dtype], f"{SHORT[dtype]} differs by {error:.2g} from the reference")
+        got, name = packed(x), f"blockgate {SHORT_NAMES[dtype]} {sparsity:.0%}"
+        require_close(got, want, name, PACKED_ERROR[dtype])
         size = torch.empty((), dtype=dtype).element_size()
         open_bytes = int(density * case.out_features * case.in_features * size) + layer.gate.weight.numel() * 4
         arms.append(
-            Arm(
-                name=f"blockgate {SHORT[dtype]} {sparsity:.0%}",
-                call=_over_inputs(packed, inputs),
+            LinearArm(
+                name=name,
+                call=in_turn(inputs, packed),
                 sparsity=sparsity,
                 density=density,
                 weight_bytes=open_bytes,
-                error=error,
+                error=relative_error(got, want),
                 changed_gates=((packed.gates(x) != 0) != opened).float().mean().item(),
             )
         )
     return arms
-
-
-def _reference_output(layer: DynamicSparseLinear, x: Tensor) -> Tensor:
-    judge = copy.deepcopy(layer)
-    judge.gate.spec = replace(judge.gate.spec, backend="reference")
-    return judge(x)  # type: ignore[no-any-return]
-
-
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise BlockgateError(f"bench: expected a correct result before timing it, got: {what}. No speed is reported.")
 
 
 def _static_builders(case: LinearCase, dense: nn.Linear) -> list[tuple[str, float, Callable[[], nn.Module]]]:
@@ -201,7 +191,7 @@ def _static_builders(case: LinearCase, dense: nn.Linear) -> list[tuple[str, floa
                 (f"torch CSR {sparsity:.0%}", sparsity, lambda s=sparsity: _csr(dense, s)),  # type: ignore[misc]
                 (f"torch BSR {sparsity:.0%}", sparsity, lambda s=sparsity: _bsr(dense, s, case.block)),  # type: ignore[misc]
             ]
-    return [*builders, ("torch int8 dynamic", 0.0, lambda: _int8(dense))]
+    return [*builders, ("torch int8 dynamic", 0.0, lambda: torch_int8(nn.Sequential(dense)))]
 
 
 class _SparseWeight(nn.Module):
@@ -228,12 +218,6 @@ def _bsr(dense: nn.Linear, sparsity: float, block: int) -> nn.Module:
     return _SparseWeight((dense.weight.detach() * keep).to_sparse_bsr(block), dense.bias.detach())
 
 
-def _int8(dense: nn.Linear) -> nn.Module:
-    from torch.ao.quantization import quantize_dynamic
-
-    return quantize_dynamic(nn.Sequential(copy.deepcopy(dense)), {nn.Linear}, dtype=torch.qint8)  # type: ignore[no-any-return]
-
-
-def _static_arm(name: str, sparsity: float, module: nn.Module, inputs: list[Tensor]) -> Arm:
+def _static_arm(name: str, sparsity: float, module: nn.Module, inputs: list[Tensor]) -> LinearArm:
     module(inputs[0])
-    return Arm(name=name, call=_over_inputs(module, inputs), sparsity=sparsity, density=1 - sparsity)
+    return LinearArm(name=name, call=in_turn(inputs, module), sparsity=sparsity, density=1 - sparsity)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import platform
 import subprocess
-import time
 from pathlib import Path
 
 import torch
 
 from blockgate._version import __version__
-from blockgate.lab.bench.timing import cache_bytes
+from blockgate.lab.bench.timing import cache_bytes, seconds_of
 from blockgate.ops import native
 
 __all__ = ["describe", "peak_flops", "read_bandwidth"]
@@ -34,21 +33,15 @@ def describe() -> dict[str, str | int]:
 def read_bandwidth(size: int, *, repeats: int = 15) -> float:
     """Bytes per second of a plain read of `size` bytes, best of `repeats`: what batch 1 can reach for that many."""
     data = torch.ones(max(1, size // 4))
-    best = min(_seconds(lambda: data.sum()) for _ in range(repeats))
+    best = min(seconds_of(lambda: data.sum()) for _ in range(repeats))
     return data.numel() * 4 / best
 
 
 def peak_flops(*, size: int = 2048, repeats: int = 5) -> float:
     """Multiply-adds per second, times two, of torch's dense float32 product at a friendly size."""
     a, b = torch.randn(size, size), torch.randn(size, size)
-    best = min(_seconds(lambda: a @ b) for _ in range(repeats))
+    best = min(seconds_of(lambda: a @ b) for _ in range(repeats))
     return 2 * size**3 / best
-
-
-def _seconds(call: object) -> float:
-    begin = time.perf_counter()
-    call()  # type: ignore[operator]
-    return time.perf_counter() - begin
 
 
 def _cpu_name() -> str:

@@ -3,42 +3,31 @@
 from __future__ import annotations
 
 import copy
-import itertools
-import re
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from blockgate.convert import pack
-from blockgate.errors import BlockgateError
-from blockgate.gates import Gate
-from blockgate.lab.bench.comparison import Comparison, Contender
+from blockgate.lab.bench.checks import SHORT_NAMES, by_reference, open_gates, require_close
+from blockgate.lab.bench.comparison import Arm, Comparison
+from blockgate.lab.bench.engines import without_onednn
+from blockgate.lab.bench.timing import carry_on, in_turn
 from blockgate.layers import QRNN, DynamicSparseLSTM, DynamicSparseQRNN
-from blockgate.runtime.packed import PackedBlocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 __all__ = [
     "Floors",
     "RecurrentCase",
-    "by_reference",
     "lstm_decode",
     "lstm_training",
-    "open_gates",
     "qrnn_decode",
     "qrnn_training",
-    "require_close",
-    "without_onednn",
 ]
 
-SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
-# Largest relative error against the reference that may still be timed. A rounding difference now and then turns the
-# choice between two blocks of nearly equal score, which changes an output by a few percent; a wrong kernel changes all.
-MOST_ERROR = 0.1
 # Different inputs that an arm meets in turn.
 INPUTS = 16
 
@@ -76,83 +65,48 @@ class RecurrentCase:
         return [torch.randn(self.steps, self.batch, self.hidden) for _ in range(INPUTS)]
 
 
-def open_gates(model: nn.Module) -> nn.Module:
-    """Fresh gates whose scores are all positive, so that exactly the asked blocks open."""
-    for module in model.modules():
-        if isinstance(module, Gate):
-            module.reset_parameters()
-            nn.init.constant_(module.bias, 5.0)
-    return model
-
-
-def require_close(got: Tensor, want: Tensor, what: str) -> None:
-    """Raises unless a result is right: nothing wrong is ever timed."""
-    error = ((got - want).norm() / want.norm()).item()
-    if not error < MOST_ERROR:
-        raise BlockgateError(
-            f"bench: expected {what} to be right before timing it, got a relative error of {error:.2g}. No speed is "
-            "reported."
-        )
-
-
-@torch.no_grad()
-def by_reference(model: nn.Module, packed: nn.Module | None = None) -> nn.Module:
-    """A copy of a gated model that computes with the reference alone; with the rounded weights of `packed` if given."""
-    judge = copy.deepcopy(model)
-    for module in judge.modules():
-        if isinstance(module, Gate):
-            module.spec = replace(module.spec, backend="reference")
-    for name, blocks in [] if packed is None else packed.named_modules():
-        if isinstance(blocks, PackedBlocks):
-            # "lstm.ih_l0.packed" holds "lstm.weight_ih_l0", "decoder.packed" holds "decoder.weight".
-            layer = name.removesuffix("packed")
-            weight = re.sub(r"([ih]h_l\d+)\.$", r"weight_\1", layer)
-            judge.get_parameter(weight if weight != layer else f"{layer}weight").copy_(blocks.weight())
-    return judge
-
-
 def lstm_decode(case: RecurrentCase, floors: dict[torch.dtype, Floors]) -> Comparison:
     """One step after the other with carried state: what generating text costs without its decoder."""
     dense = nn.LSTM(case.hidden, case.hidden, case.layers).eval()
-    contenders = [Contender(name=name, call=call, rival=True) for name, call in _dense_decoders(dense, case).items()]
+    arms = [Arm(name=name, call=call, rival=True) for name, call in _dense_decoders(dense, case).items()]
     for sparsity in sorted({s for by_sparsity in floors.values() for s in by_sparsity}):
         gated = DynamicSparseLSTM.from_dense(dense, sparsity=sparsity, **case.gate_options)
-        contenders += _decode_contenders(open_gates(gated), sparsity, case, floors)
-    return Comparison(work=f"LSTM, one token at a time, {case.sizes}", contenders=contenders)
+        arms += _decode_arms(open_gates(gated), sparsity, case, floors)
+    return Comparison(work=f"LSTM, one token at a time, {case.sizes}", arms=arms)
 
 
 def qrnn_decode(case: RecurrentCase, floors: dict[torch.dtype, Floors]) -> Comparison:
     """The same for a QRNN with windows 2, 1, 1, ..."""
     dense = QRNN(case.hidden, case.hidden, case.layers, window=_windows(case)).eval()
-    contenders = [Contender(name="dense QRNN", call=_decoder(dense, case), rival=True)]
+    arms = [Arm(name="dense QRNN", call=_decoder(dense, case), rival=True)]
     for sparsity in sorted({s for by_sparsity in floors.values() for s in by_sparsity}):
         gated = DynamicSparseQRNN.from_dense(dense, sparsity=sparsity, **case.gate_options)
-        contenders += _decode_contenders(open_gates(gated), sparsity, case, floors)
-    return Comparison(work=f"QRNN, one token at a time, {case.sizes}", contenders=contenders)
+        arms += _decode_arms(open_gates(gated), sparsity, case, floors)
+    return Comparison(work=f"QRNN, one token at a time, {case.sizes}", arms=arms)
 
 
 def lstm_training(case: RecurrentCase, floors: Floors) -> Comparison:
     """Forward and backward through time, with gradients of the input and all parameters."""
     dense = nn.LSTM(case.hidden, case.hidden, case.layers)
-    contenders = [
-        Contender(name="nn.LSTM", call=_training_step(dense, case), rival=True),
-        Contender(name="nn.LSTM without oneDNN", call=_slow_path(_training_step(dense, case)), rival=True),
-        Contender(name="nn.LSTMCell loop", call=_training_step(_CellLoop(dense), case), rival=True),
+    arms = [
+        Arm(name="nn.LSTM", call=_training_step(dense, case), rival=True),
+        Arm(name="nn.LSTM without oneDNN", call=_slow_path(_training_step(dense, case)), rival=True),
+        Arm(name="nn.LSTMCell loop", call=_training_step(_CellLoop(dense), case), rival=True),
     ]
     for sparsity, floor in floors.items():
         gated = open_gates(DynamicSparseLSTM.from_dense(copy.deepcopy(dense), sparsity=sparsity, **case.gate_options))
-        contenders.append(_training_contender(gated, sparsity, floor, case))
-    return Comparison(work=f"LSTM, training step, {case.sizes}", contenders=contenders)
+        arms.append(_training_arm(gated, sparsity, floor, case))
+    return Comparison(work=f"LSTM, training step, {case.sizes}", arms=arms, training=True)
 
 
 def qrnn_training(case: RecurrentCase, floors: Floors) -> Comparison:
     """The same for a QRNN with windows 2, 1, 1, ..."""
     dense = QRNN(case.hidden, case.hidden, case.layers, window=_windows(case))
-    contenders = [Contender(name="dense QRNN", call=_training_step(dense, case), rival=True)]
+    arms = [Arm(name="dense QRNN", call=_training_step(dense, case), rival=True)]
     for sparsity, floor in floors.items():
         gated = open_gates(DynamicSparseQRNN.from_dense(copy.deepcopy(dense), sparsity=sparsity, **case.gate_options))
-        contenders.append(_training_contender(gated, sparsity, floor, case))
-    return Comparison(work=f"QRNN, training step, {case.sizes}", contenders=contenders)
+        arms.append(_training_arm(gated, sparsity, floor, case))
+    return Comparison(work=f"QRNN, training step, {case.sizes}", arms=arms, training=True)
 
 
 def _windows(case: RecurrentCase) -> tuple[int, ...]:
@@ -167,42 +121,35 @@ def _dense_decoders(dense: nn.LSTM, case: RecurrentCase) -> dict[str, Callable[[
     }
 
 
-def _decode_contenders(
+def _decode_arms(
     gated: nn.Module, sparsity: float, case: RecurrentCase, floors: dict[torch.dtype, Floors]
-) -> list[Contender]:
+) -> list[Arm]:
     """Ours in every packed type, each checked against the reference before it may be timed."""
     gated.eval()
     x = case.inputs()[0]
-    contenders = []
+    arms = []
     with torch.no_grad():
         for dtype, by_sparsity in floors.items():
             packed = pack(gated, dtype)
-            name = f"blockgate {SHORT[dtype]} {sparsity:.0%}"
+            name = f"blockgate {SHORT_NAMES[dtype]} {sparsity:.0%}"
             require_close(packed(x)[0], by_reference(gated, packed)(x)[0], name)
             call = _decoder(packed, case)
-            contenders.append(Contender(name=name, call=call, floor=by_sparsity.get(sparsity)))
-    return contenders
+            arms.append(Arm(name=name, call=call, floor=by_sparsity.get(sparsity)))
+    return arms
 
 
-def _training_contender(gated: nn.Module, sparsity: float, floor: float | None, case: RecurrentCase) -> Contender:
+def _training_arm(gated: nn.Module, sparsity: float, floor: float | None, case: RecurrentCase) -> Arm:
     name = f"blockgate {sparsity:.0%}"
     x = case.inputs()[0][:3, :2]
     with torch.no_grad():
         want = by_reference(gated)(x)[0]
     require_close(gated(x)[0].detach(), want, name)
-    return Contender(name=name, call=_training_step(gated, case), floor=floor)
+    return Arm(name=name, call=_training_step(gated, case), floor=floor)
 
 
 def _decoder(model: nn.Module, case: RecurrentCase) -> Callable[[], Any]:
     """A call that feeds the next input and carries the state on: the gates open other blocks every time."""
-    turn = itertools.cycle(case.inputs())
-    state: list[Any] = [None]
-
-    @torch.no_grad()
-    def step() -> None:
-        _, state[0] = model(next(turn), state[0])
-
-    return step
+    return in_turn(case.inputs(), carry_on(model))
 
 
 def _training_step(model: nn.Module, case: RecurrentCase) -> Callable[[], None]:
@@ -224,16 +171,6 @@ def _slow_path(call: Callable[[], Any]) -> Callable[[], Any]:
             call()
 
     return run
-
-
-@contextmanager
-def without_onednn() -> Iterator[None]:
-    """Switches oneDNN off: torch's own flags() warns about settings that it doesn't change."""
-    before = torch.backends.mkldnn.set_flags(False)[0]
-    try:
-        yield
-    finally:
-        torch.backends.mkldnn.set_flags(before)
 
 
 class _CellLoop(nn.Module):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from blockgate.lab.bench.linear import LinearCase, run_linear
+from blockgate.lab.bench.linear import DENSE, LinearCase, run_linear
+from blockgate.lab.bench.timing import using_threads
 from blockgate.lab.bench.training import arm_name, run_training
 
 if TYPE_CHECKING:
@@ -81,36 +82,28 @@ class TargetResult:
 
 def run_target(target: Target, *, seconds: float, progress: Callable[[], None] = lambda: None) -> TargetResult:
     """Measures one line; inference also with an evicted cache."""
-    threads = torch.get_num_threads()
-    try:
-        if target.threads is not None:
-            torch.set_num_threads(target.threads)
+    with using_threads(target.threads):
         if target.training:
             return _run_training(target, seconds, progress)
         hot = run_linear(target.case(), seconds=seconds, progress=progress)
         cold = run_linear(target.case(cold=True), seconds=seconds, progress=progress) if target.batch == 1 else None
-    finally:
-        torch.set_num_threads(threads)
-    dense = hot.arms[0].timing
-    assert dense is not None
     return TargetResult(
         target=target,
         speedups=[hot.speedup(arm) for arm in hot.arms[1:]],
         cold_speedups=None if cold is None else [cold.speedup(arm) for arm in cold.arms[1:]],
-        dense_seconds=dense.median,
+        dense_seconds=hot.timings[DENSE].median,
     )
 
 
 def _run_training(target: Target, seconds: float, progress: Callable[[], None]) -> TargetResult:
     result = run_training(target.case(), seconds=seconds, progress=progress)
     names = [arm_name(s) for s in target.sparsities]
-    dense = next(iter(result.timings))
     return TargetResult(
         target=target,
         speedups=[result.speedup(name) for name in names],
         cold_speedups=None,
-        dense_seconds=result.timings[dense].median,
-        memory_ratios=[result.memory[name] / result.memory[dense] for name in names],
+        dense_seconds=result.timings[DENSE].median,
+        memory_ratios=[result.memory[name] / result.memory[DENSE] for name in names],
     )
 
 

@@ -1,9 +1,11 @@
-"""How we time: arms interleaved in one run, medians and tails, hot and with an evicted cache."""
+"""How everything here is timed: calls interleaved in one run, medians and tails, hot and with an evicted cache."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +13,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["ROUNDS", "Timing", "cache_bytes", "evict_cache", "interleave"]
+__all__ = [
+    "ROUNDS",
+    "Timing",
+    "cache_bytes",
+    "carry_on",
+    "evict_cache",
+    "in_turn",
+    "interleave",
+    "seconds_of",
+    "using_threads",
+]
 
 # Calls of one arm in a row: the first few bring its data back into the cache and are not counted. Slow arms, whose data
 # no cache holds, have one.
@@ -66,7 +78,7 @@ def interleave(
     """
     for call in arms.values():
         call()
-    once = {name: _seconds(call) for name, call in arms.items()}
+    once = {name: seconds_of(call) for name, call in arms.items()}
     times: dict[str, list[float]] = {name: [] for name in arms}
     for turn in range(ROUNDS):
         for name, call in arms.items():
@@ -76,7 +88,37 @@ def interleave(
     return {name: Timing.of(values) for name, values in times.items()}
 
 
-def _seconds(call: Callable[[], Any]) -> float:
+def in_turn(inputs: Iterable[Any], step: Callable[[Any], Any]) -> Callable[[], Any]:
+    """A call that gives `step` the next input each time: the same one again would find its blocks in the cache."""
+    turn = itertools.cycle(inputs)
+    return lambda: step(next(turn))
+
+
+def carry_on(step: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any], Any]:
+    """A call that gives `step` an input and the state that the call before returned, None at first."""
+    carried = None
+
+    def call(x: Any) -> Any:
+        nonlocal carried
+        output, carried = step(x, carried)
+        return output
+
+    return call
+
+
+@contextmanager
+def using_threads(count: int | None) -> Iterator[None]:
+    """Lets torch use so many threads for a while; None leaves the number as it is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def seconds_of(call: Callable[[], Any]) -> float:
+    """How long one call takes."""
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin
@@ -93,9 +135,7 @@ def _timed(call: Callable[[], Any], calls: int, cold: bool) -> Iterator[float]:
     for _ in range(calls if not cold else min(calls, 10)):
         if cold:
             evict_cache()
-        begin = time.perf_counter()
-        call()
-        yield time.perf_counter() - begin
+        yield seconds_of(call)
 
 
 def cache_bytes() -> int:

@@ -18,7 +18,7 @@ from blockgate.lab.training.checkpoint import BEST, LAST, write_whole
 from blockgate.lab.training.config import OptimizerConfig, RampConfig, ScheduleConfig
 from blockgate.lab.training.tasks import make_task
 
-__all__ = ["ARMS", "CURVE_WORDS", "Arm", "TrainedArm", "arm_run", "clear_run", "train_arm"]
+__all__ = ["ARMS", "CURVE_WORDS", "DemoArm", "TrainedArm", "arm_run", "clear_run", "train_arm"]
 
 # Points of a training curve, and words of validation data for each: enough to see the shape, and cheap.
 CURVE_POINTS = 24
@@ -29,7 +29,7 @@ QUICK_LINES = {"train": 400, "valid": 40, "test": 120}
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class DemoArm:
     """One model of the demo; its sparsity is None if it has no gates."""
 
     name: str
@@ -38,9 +38,9 @@ class Arm:
 
 
 ARMS = (
-    Arm("dense", "dense", None),
-    Arm("dynamic-50", "dynamic, 50%", 0.5),
-    Arm("dynamic-90", "dynamic, 90%", 0.9),
+    DemoArm("dense", "dense", None),
+    DemoArm("dynamic-50", "dynamic, 50%", 0.5),
+    DemoArm("dynamic-90", "dynamic, 90%", 0.9),
 )
 
 
@@ -48,13 +48,13 @@ ARMS = (
 class TrainedArm:
     """An arm with its best model, its results, and its curve: points of updates, epoch, sparsity and perplexity."""
 
-    arm: Arm
+    arm: DemoArm
     trained: Trained
     results: dict[str, Any]
     curve: list[dict[str, float]]
 
 
-def arm_run(arm: Arm, *, output: Path, seed: int, threads: int, quick: bool) -> LanguageModelRun:
+def arm_run(arm: DemoArm, *, output: Path, seed: int, threads: int, quick: bool) -> LanguageModelRun:
     """The run that trains an arm; arms differ in the kind of their matrices, and in nothing else.
 
     Widths are six and ten blocks: then half the blocks of a row is a whole number of them, and a tenth nearly.
@@ -96,7 +96,7 @@ def _quick_texts(folder: Path) -> Path:
     return folder
 
 
-def train_arm(arm: Arm, run: LanguageModelRun, *, notes: dict[str, Any], quiet: bool = False) -> TrainedArm:
+def train_arm(arm: DemoArm, run: LanguageModelRun, *, notes: dict[str, Any], quiet: bool = False) -> TrainedArm:
     """Trains an arm in the folder of its run, from the start."""
     clear_run(run.output)
     curve: list[dict[str, float]] = []

@@ -14,7 +14,7 @@ import torch
 from blockgate.errors import invalid, missing_extra
 from blockgate.grid import as_int, check_size
 from blockgate.lab.bench import machine
-from blockgate.lab.bench.timing import Timing
+from blockgate.lab.bench.timing import ROUNDS, Timing, using_threads
 from blockgate.lab.demo.arms import ARMS, TrainedArm, arm_run, train_arm
 from blockgate.lab.demo.gates import Trace, distribution, record_test, trace_sentence
 from blockgate.lab.demo.timing import INPUTS, Way, time_layers, time_models, ways_to_run
@@ -77,16 +77,12 @@ def run_demo(order: DemoOrder) -> tuple[dict[str, Any], Trace]:
         raise missing_extra("the demo", error) from None
     order.check()
     began = time.perf_counter()
-    before = torch.get_num_threads()
-    threads = before if order.threads is None else order.threads
-    torch.set_num_threads(threads)
-    try:
-        return _run(order, threads, Console(stderr=True), began)
-    finally:
-        torch.set_num_threads(before)
+    with using_threads(order.threads):
+        return _run(order, Console(stderr=True), began)
 
 
-def _run(order: DemoOrder, threads: int, console: Console, began: float) -> tuple[dict[str, Any], Trace]:
+def _run(order: DemoOrder, console: Console, began: float) -> tuple[dict[str, Any], Trace]:
+    threads = torch.get_num_threads()
     about = {**machine.describe(), "backend": describe_auto()}
     arms = []
     for number, arm in enumerate(ARMS):
@@ -174,8 +170,6 @@ def _times(timing: Timing) -> dict[str, float]:
 def _bar(console: Console, title: str) -> Iterator[Any]:
     """A progress bar for the rounds of a comparison; gives what moves it."""
     from rich.progress import Progress
-
-    from blockgate.lab.bench.timing import ROUNDS
 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=ROUNDS)

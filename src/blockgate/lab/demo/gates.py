@@ -11,6 +11,7 @@ from torch import Tensor
 from blockgate.inspect import GateRecord, record_gates
 from blockgate.lab.data import Corpus
 from blockgate.lab.data.corpus import END_OF_SENTENCE, UNKNOWN
+from blockgate.lab.models.layouts import layer_name
 from blockgate.lab.training import Trained
 from blockgate.lab.training.tasks import LanguageTask
 
@@ -30,9 +31,9 @@ class Trace:
 
 
 def layer_title(name: str) -> str:
-    """What reports call the gate `layers.0.ih_l0` of a language model: layer 1, input."""
-    number, matrix = name.removeprefix("layers.").split(".")
-    return f"layer {int(number) + 1}, {'input' if matrix.startswith('ih') else 'recurrent'}"
+    """What reports call the gate `layers.0.ih_l1` of a stack of LSTM layers: layer 2, input."""
+    part, _, number = layer_name(name, stacked=True).removeprefix("layers.0.").partition("_l")
+    return f"layer {int(number) + 1}, {'input' if part == 'ih' else 'recurrent'}"
 
 
 @torch.no_grad()

@@ -13,16 +13,17 @@ from torch import Tensor, nn
 
 from blockgate.convert import pack
 from blockgate.inspect import record_gates
-from blockgate.lab.bench.comparison import Comparison, ComparisonResult, Contender, run_comparison
-from blockgate.lab.bench.decoding import in_turn, require_same, single_steps
-from blockgate.lab.bench.language_model import torch_int8
-from blockgate.lab.bench.recurrent import open_gates, without_onednn
-from blockgate.lab.demo.arms import Arm, TrainedArm
+from blockgate.lab.bench.checks import PACKED_TYPES, open_gates
+from blockgate.lab.bench.comparison import Arm, Comparison, ComparisonResult, run_comparison
+from blockgate.lab.bench.decoding import require_same, single_steps
+from blockgate.lab.bench.engines import torch_int8, without_onednn
+from blockgate.lab.bench.timing import in_turn
+from blockgate.lab.demo.arms import DemoArm, TrainedArm
 from blockgate.schedule import set_sparsity
 
 __all__ = ["INPUTS", "SPARSITIES", "Way", "time_layers", "time_models", "ways_to_run"]
 
-PACKED = {"fp32": torch.float32, "int8": torch.int8}
+PACKED = {name: PACKED_TYPES[name] for name in ("fp32", "int8")}
 SPARSITIES = (0.0, 0.25, 0.5, 0.75, 0.9)
 # Words that are read in turn.
 INPUTS = 64
@@ -34,7 +35,7 @@ TORCH, TORCH_WITHOUT = "torch fp32", "torch fp32, oneDNN off"
 class Way:
     """A model made ready to run in one way; torch's two ways for float32 are what all others are compared with."""
 
-    arm: Arm
+    arm: DemoArm
     engine: str
     model: nn.Module
     without_onednn: bool = False
@@ -78,19 +79,16 @@ def time_models(
     ways: list[Way], inputs: list[Tensor], *, seconds: float, progress: Callable[[], None]
 ) -> ComparisonResult:
     """One token after the other through whole models, at batch 1, decoder included."""
-    contenders = [
-        Contender(name=way.name, call=_call(way.model, "model", inputs, way.without_onednn), rival=way.rival)
-        for way in ways
+    arms = [
+        Arm(name=way.name, call=_call(way.model, "model", inputs, way.without_onednn), rival=way.rival) for way in ways
     ]
-    return run_comparison(
-        Comparison(work="one token, whole model", contenders=contenders), seconds=seconds, progress=progress
-    )
+    return run_comparison(Comparison(work="one token, whole model", arms=arms), seconds=seconds, progress=progress)
 
 
 def time_layers(
     ways: list[Way], gated: TrainedArm, inputs: list[Tensor], *, seconds: float, progress: Callable[[], None]
 ) -> dict[str, Any]:
-    """One token after the other through the recurrent layers alone: dense ones, and gated ones at several sparsities.
+    """One token after the other through the recurrent layers only: dense ones, and gated ones at several sparsities.
 
     Trained gates may open fewer blocks than they are allowed to, even at sparsity 0. Here fresh ones take their place,
     which open exactly as many, so that the whole range of densities is seen.
@@ -106,8 +104,8 @@ def time_layers(
         `dense`: seconds by engine; `fastest_torch`: which of them is compared with; `points`: for each sparsity and
         engine the measured density, seconds, and the speed-up over torch and over the dense model packed alike.
     """
-    contenders = [
-        Contender(name=way.engine, call=_call(way.model, "layers", inputs, way.without_onednn), rival=way.rival)
+    arms = [
+        Arm(name=way.engine, call=_call(way.model, "layers", inputs, way.without_onednn), rival=way.rival)
         for way in ways
         if way.arm.sparsity is None
     ]
@@ -122,8 +120,8 @@ def time_layers(
             packed = pack(model, dtype)
             name = f"blockgate {short} at {sparsity:.0%}"
             require_same(name, packed, model, inputs, exact=dtype == torch.float32)
-            contenders.append(Contender(name=name, call=_call(packed, "layers", inputs)))
-    compared = Comparison(work="one token, layers", contenders=contenders)
+            arms.append(Arm(name=name, call=_call(packed, "layers", inputs)))
+    compared = Comparison(work="one token, layers", arms=arms)
     result = run_comparison(compared, seconds=seconds, progress=progress)
     points = []
     for sparsity in SPARSITIES:
@@ -146,16 +144,11 @@ def _call(model: nn.Module, part: str, inputs: list[Tensor], switch_off: bool = 
     """Reads the next word. torch's packed weights are made anew on every call by oneDNN: without it, it is faster."""
     read = in_turn(inputs, single_steps(model)[part])
 
-    @torch.no_grad()
-    def call() -> None:
-        read()
-
-    @torch.no_grad()
     def call_without() -> None:
         with without_onednn():
             read()
 
-    return call_without if switch_off else call
+    return call_without if switch_off else read
 
 
 @torch.no_grad()

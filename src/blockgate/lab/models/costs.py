@@ -6,15 +6,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from blockgate.find import gate_label
-from blockgate.gates import Gate
+from blockgate.inspect.counting import count_layers, matrices_of
 from blockgate.lab.models.language_model import LanguageModel, LanguageModelConfig
 from blockgate.lab.models.softmax import AdaptiveSoftmax
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 __all__ = ["Costs", "count_costs", "small_dense"]
 
@@ -54,25 +53,23 @@ def count_costs(model: nn.Module, densities: Mapping[str, float] | None = None) 
         model: a LanguageModel or an ImageNetwork.
         densities: measured, by the names that `record_gates` gives; target densities where none is given.
     """
+    lines, _ = count_layers(model, densities=densities)
+    modules = dict(model.named_modules())
+    zeros = [0 if line.blocks else _zeros(modules.get(line.name)) for line in lines]
+    costs = [(f"{line.name}.", line.macs_dense, line.macs_now - z) for line, z in zip(lines, zeros, strict=True)]
+    # A bare parameter beside the decoder, which `count_layers` knows as a linear layer.
+    groups = [m.group_weight.numel() for m in model.modules() if isinstance(m, AdaptiveSoftmax)]
     layers = tuple(f"{name}." for name in model.matrix_layers)  # type: ignore[union-attr]
-    total = matrices = 0.0
-    dense = matrices_dense = gate_macs = zeros = 0
-    for name, size, spent, of_gate in _products(model, densities or {}):
-        total, dense, gate_macs = total + spent + of_gate, dense + size, gate_macs + of_gate
-        if name.startswith(layers):
-            matrices, matrices_dense = matrices + spent + of_gate, matrices_dense + size
-    gates = [p for module in model.modules() if isinstance(module, Gate) for p in module.parameters()]
-    for weight in _plain_weights(model):
-        zeros += weight.numel() - _nonzero(weight)
+    matrices = [(dense, now) for name, dense, now in costs if name.startswith(layers)]
     return Costs(
-        macs=total,
-        macs_dense=dense,
-        gate_macs=gate_macs,
-        matrix_macs=matrices,
-        matrix_macs_dense=matrices_dense,
-        parameters=sum(p.numel() for p in model.parameters()),
-        gate_parameters=sum(p.numel() for p in gates),
-        zeros=zeros,
+        macs=sum(now for _, _, now in costs) + sum(groups),
+        macs_dense=sum(dense for _, dense, _ in costs) + sum(groups),
+        gate_macs=sum(line.gate_macs for line in lines),
+        matrix_macs=sum(now for _, now in matrices),
+        matrix_macs_dense=sum(dense for dense, _ in matrices),
+        parameters=sum(line.parameters + line.gate_parameters for line in lines),
+        gate_parameters=sum(line.gate_parameters for line in lines),
+        zeros=sum(zeros),
     )
 
 
@@ -103,31 +100,7 @@ def _dense_macs(config: LanguageModelConfig, words: int, width: int) -> float:
         return count_costs(LanguageModel(_dense(config, width), words)).macs
 
 
-def _products(model: nn.Module, densities: Mapping[str, float]) -> Iterator[tuple[str, int, float, int]]:
-    """Each product with a weight: its name, multiply-adds of the whole weight, of what is open, of its gate."""
-    for name, module in model.named_modules():
-        if isinstance(module, Gate):
-            size = module.grid.out_features * module.grid.in_features
-            gate = sum(w.numel() for w in (module.weight, module.hidden_weight) if w is not None)
-            yield name, size, size * densities.get(gate_label(name), module.target_density), gate
-        elif isinstance(module, AdaptiveSoftmax):
-            # Its decoder is counted as any linear layer.
-            size = module.group_weight.numel()
-            yield name, size, size, 0
-        elif isinstance(module, (nn.Linear, nn.LSTM)):
-            for weight in _matrices(module):
-                yield f"{name}.", weight.numel(), _nonzero(weight), 0
-
-
-def _plain_weights(model: nn.Module) -> list[Tensor]:
-    """The matrices of layers without gates, each once."""
-    found = {w: None for m in model.modules() if isinstance(m, (nn.Linear, nn.LSTM)) for w in _matrices(m)}
-    return list(found)
-
-
-def _matrices(layer: nn.Module) -> list[Tensor]:
-    return [weight for weight in layer.parameters(recurse=False) if weight.dim() == 2]
-
-
-def _nonzero(weight: Tensor) -> int:
-    return weight.numel() if weight.is_meta else int(torch.count_nonzero(weight))
+def _zeros(layer: nn.Module | None) -> int:
+    """Weights of a plain layer that are 0; none where there are no numbers, or no layer but other parameters."""
+    weights = [] if layer is None else [w for w in matrices_of(layer) if not w.is_meta]
+    return sum(weight.numel() - int(torch.count_nonzero(weight)) for weight in weights)

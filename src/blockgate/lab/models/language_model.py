@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from blockgate.errors import invalid
 from blockgate.grid import check_size
+from blockgate.lab.models.layouts import layer_name, stack_states
 from blockgate.lab.models.matrices import GateConfig, matrices, start_gates
 from blockgate.lab.models.softmax import AdaptiveSoftmax, FullSoftmax
 from blockgate.layers.dropout import DropoutEmbedding, LockedDropout, check_share, weight_drop_
 
 __all__ = ["Carried", "LanguageModel", "LanguageModelConfig", "Losses", "detach"]
 
-# For each layer the state that its last call returned.
+Value = TypeVar("Value")
+
+# For each module of `LanguageModel.layers` the state that its last call returned.
 Carried = tuple[Any, ...]
 
 
@@ -77,6 +81,10 @@ class Losses(NamedTuple):
 class LanguageModel(nn.Module):
     """Predicts the next word at every step.
 
+    `layers` holds all recurrent layers as one stack, which takes a token through them in one native call. It holds one
+    layer each where no stack can do the same: an LSTM whose last layer has another size, or locked dropout between
+    layers. Checkpoints of either layout load into the other.
+
     Args:
         config: sizes and kinds.
         words: size of the vocabulary.
@@ -92,7 +100,7 @@ class LanguageModel(nn.Module):
         self.embedding = DropoutEmbedding(words, size, p=config.word_dropout)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         self.layers = nn.ModuleList(_recurrent_layers(config))
-        features = _layer_sizes(config)[-1][1]
+        features = _output_size(config)
         self.projection = nn.Linear(features, size) if config.projection else None
         shares = [config.dropout if own is None else own for own in (config.input_dropout, config.output_dropout)]
         make = LockedDropout if config.locked else nn.Dropout
@@ -111,6 +119,19 @@ class LanguageModel(nn.Module):
     def matrix_layers(self) -> tuple[str, ...]:
         """Names of the layers whose kind the config decides."""
         return tuple(f"layers.{number}" for number in range(len(self.layers)))
+
+    @property
+    def is_one_stack(self) -> bool:
+        """Whether one module holds all recurrent layers."""
+        return len(self.layers) == 1
+
+    def own_names(self, values: Mapping[str, Value]) -> dict[str, Value]:
+        """Values by the names of parameters, in either layout, by the names that those have in this model."""
+        return {layer_name(name, stacked=self.is_one_stack): value for name, value in values.items()}
+
+    def own_states(self, carried: Carried | None) -> Carried | None:
+        """A carried state of this model, also where a former version saved it layer by layer."""
+        return stack_states(carried) if carried is not None and len(carried) > len(self.layers) else carried
 
     def forward(self, words: Tensor, carried: Carried | None = None) -> tuple[Tensor, Carried]:
         """Log-probabilities (T, N, vocabulary) of each next word for words (T, N), and the state to carry on."""
@@ -138,16 +159,27 @@ class LanguageModel(nn.Module):
             raise invalid(
                 "words", expected="numbers of shape (time, batch)", got=tuple(words.shape), remedy="Use words[:, None]."
             )
-        x = _drop(self.input_dropout, self.embedding(words))
+        x, carried = self.run_layers(_drop(self.input_dropout, self.embedding(words)), carried)
+        dropped = _drop(self.output_dropout, x)
+        features = dropped if self.projection is None else self.projection(dropped)
+        return features, carried, (x, dropped)
+
+    def run_layers(self, x: Tensor, carried: Carried | None = None) -> tuple[Tensor, Carried]:
+        """Output (T, N, features) of the last recurrent layer for x (T, N, embedding), and the state to carry on."""
         states = []
         for number, layer in enumerate(self.layers):
             if number:
                 x = _drop(self.dropout, x)
             x, state = layer(x, None if carried is None else carried[number])
             states.append(state)
-        dropped = _drop(self.output_dropout, x)
-        features = dropped if self.projection is None else self.projection(dropped)
-        return features, tuple(states), (x, dropped)
+        return x, tuple(states)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for key in [key for key in state_dict if key.startswith(prefix)]:
+            own = prefix + layer_name(key.removeprefix(prefix), stacked=self.is_one_stack)
+            if own != key:
+                state_dict[own] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def _drop(dropout: nn.Module, x: Tensor) -> Tensor:
@@ -162,27 +194,40 @@ def detach(carried: Any) -> Any:
     return carried.detach() if isinstance(carried, torch.Tensor) else carried
 
 
-def _layer_sizes(config: LanguageModelConfig) -> list[tuple[int, int]]:
-    """Input and output features of each recurrent layer."""
-    last = config.embedding_size if config.tied and not config.projection else config.hidden_size
-    outputs = [*[config.hidden_size] * (config.num_layers - 1), last]
-    return list(zip([config.embedding_size, *outputs[:-1]], outputs, strict=True))
+def _output_size(config: LanguageModelConfig) -> int:
+    """Features of the last recurrent layer."""
+    return config.embedding_size if config.tied and not config.projection else config.hidden_size
+
+
+def _fits_one_stack(config: LanguageModelConfig) -> bool:
+    """Whether one module can hold all recurrent layers."""
+    if config.locked and config.dropout:
+        # Stacks have nn.LSTM's dropout between layers, which draws anew at every step.
+        return False
+    return config.cell == "qrnn" or _output_size(config) == config.hidden_size
 
 
 def _recurrent_layers(config: LanguageModelConfig) -> list[nn.Module]:
-    """One layer each, so that any dropout can stand between them."""
-    kind = matrices(config.matrices)
+    """One stack of all layers where there can be one, otherwise one layer each."""
+    kind, total = matrices(config.matrices), config.num_layers
     options = kind.options(config.gate)
-    layers = []
-    for number, (inputs, outputs) in enumerate(_layer_sizes(config)):
+    outputs = [*[config.hidden_size] * (total - 1), _output_size(config)]
+    inputs = [config.embedding_size, *outputs[:-1]]
+    windows = [config.windows[min(number, len(config.windows) - 1)] for number in range(total)]
+    count = total if _fits_one_stack(config) else 1
+    # torch warns of a dropout that has no layers to stand between.
+    options["dropout"] = config.dropout if count > 1 else 0.0
+    layers: list[nn.Module] = []
+    for first in range(0, total, count):
         if config.cell == "lstm":
-            layer = kind.lstm(inputs, outputs, **options)
-            owner, name = layer, "weight_hh_l0"
+            layer = kind.lstm(inputs[first], outputs[first], count, **options)
+            dropped = [(layer, [f"weight_hh_l{number}" for number in range(count)])]
         else:
-            window = config.windows[min(number, len(config.windows) - 1)]
-            layer = kind.qrnn(inputs, outputs, window=window, zoneout=config.zoneout, **options)
-            owner, name = layer.get_submodule("filters.0"), "weight"
-        if config.weight_dropout:
-            weight_drop_(owner, name, config.weight_dropout)
+            last = first + count - 1
+            sizes = {"window": windows[first : last + 1], "output_size": outputs[last]}
+            layer = kind.qrnn(inputs[first], outputs[first], count, zoneout=config.zoneout, **sizes, **options)
+            dropped = [(layer.get_submodule(f"filters.{number}"), ["weight"]) for number in range(count)]
+        for owner, names in dropped if config.weight_dropout else ():
+            weight_drop_(owner, names, config.weight_dropout)
         layers.append(layer)
     return layers

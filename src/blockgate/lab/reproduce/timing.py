@@ -11,15 +11,15 @@ from torch import nn
 from blockgate.convert import pack
 from blockgate.lab.baselines import to_block_inference, to_sparse_inference
 from blockgate.lab.bench import machine
-from blockgate.lab.bench.decoding import in_turn, require_same, single_steps
-from blockgate.lab.bench.timing import interleave
+from blockgate.lab.bench.decoding import require_same, single_steps
+from blockgate.lab.bench.timing import in_turn, interleave, using_threads
 from blockgate.lab.reproduce.arms import Arm
 from blockgate.lab.training import Trained
 from blockgate.lab.training.tasks import make_task
 
 __all__ = ["ENGINES", "time_models"]
 
-# What tables call the ways to run a model. Packed: open blocks alone; pruned single weights count as dense ones there.
+# What tables call the ways to run a model. Packed: open blocks only; pruned single weights count as dense ones there.
 ENGINES = ("torch", "float32", "bfloat16", "int8", "CSR")
 PACKED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
@@ -28,7 +28,7 @@ INPUTS = 64
 
 @torch.no_grad()
 def time_models(models: dict[Arm, Trained], *, threads: int, seconds: float) -> dict[str, Any]:
-    """Seconds per token (or image) at batch 1, by arm and engine, of the whole model and of its layers alone.
+    """Seconds per token (or image) at batch 1, by arm and engine, of the whole model and of its layers only.
 
     Models with rounded weights are also evaluated on the test data.
 
@@ -37,11 +37,9 @@ def time_models(models: dict[Arm, Trained], *, threads: int, seconds: float) -> 
         threads: CPU threads.
         seconds: time to spend on each call.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        calls: dict[str, Callable[[], Any]] = {}
-        quality: dict[str, dict[str, float]] = {}
+    calls: dict[str, Callable[[], Any]] = {}
+    quality: dict[str, dict[str, float]] = {}
+    with using_threads(threads):
         for arm, trained in models.items():
             task = make_task(trained.run, vocabulary=trained.vocabulary)
             inputs = task.single_inputs("test", INPUTS)
@@ -49,15 +47,12 @@ def time_models(models: dict[Arm, Trained], *, threads: int, seconds: float) -> 
                 if engine in {"bfloat16", "int8"}:
                     sums = task.evaluate(model, "test", torch.device("cpu"))
                     quality.setdefault(arm.name, {})[engine] = task.metrics(sums)[task.score]
-                require_same(
-                    f"{arm.name} by {engine}", model, trained.model, inputs, exact=engine in {"float32", "CSR"}
-                )
+                exact = engine in {"float32", "CSR"}
+                require_same(f"{arm.name} by {engine}", model, trained.model, inputs, exact=exact)
                 for part, step in single_steps(model).items():
                     calls[f"{arm.name}/{engine}/{part}"] = in_turn(inputs, step)
         times = interleave(calls, seconds=seconds)
         described = machine.describe()
-    finally:
-        torch.set_num_threads(before)
     result: dict[str, Any] = {"machine": described, "seconds": {}, "quality": quality}
     for name, timing in times.items():
         arm_name, engine, part = name.split("/")

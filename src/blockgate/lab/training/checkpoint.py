@@ -107,6 +107,8 @@ def load_trained(path: Path) -> Trained:
 def start_from(model: nn.Module, path: Path) -> None:
     """Copies the weights of a trained model; gates that it lacks keep their own."""
     weights = load_trained(path).model.state_dict()
+    if isinstance(model, LanguageModel):
+        weights = model.own_names(weights)
     own = model.state_dict()
     gates = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, Gate))
     unfit = [name for name, value in weights.items() if name not in own or own[name].shape != value.shape]

@@ -143,18 +143,21 @@ class PruningHook(Hook):
 class WeightAverage(Hook):
     """Averages the weights over all updates from the moment that validation stops improving (Merity et al., 2017).
 
+    torch's AveragedModel would be a second model to evaluate and to save; here the averages take the place of the
+    weights during evaluation, so that gates are counted and checkpoints written as ever.
+
     Args:
         model: whose parameters are averaged.
         patience: epochs without improvement after which averaging begins.
     """
 
     def __init__(self, model: nn.Module, patience: int) -> None:
-        self.parameters = list(model.parameters())
+        self.parameters = dict(model.named_parameters())
         self.patience = patience
         self.best = math.inf
         self.bad_epochs = 0
         self.count = 0
-        self.means: list[Tensor] = []
+        self.means: dict[str, Tensor] = {}
 
     @property
     def started(self) -> bool:
@@ -166,15 +169,15 @@ class WeightAverage(Hook):
         """Takes the weights into the average."""
         if self.started:
             self.count += 1
-            for mean, parameter in zip(self.means, self.parameters, strict=True):
-                mean.lerp_(parameter, 1 / self.count)
+            for name, mean in self.means.items():
+                mean.lerp_(self.parameters[name], 1 / self.count)
 
     def after_epoch(self, score: float) -> None:
         """Begins to average when it is time."""
         self.bad_epochs = 0 if score < self.best else self.bad_epochs + 1
         self.best = min(self.best, score)
         if not self.started and self.bad_epochs > self.patience:
-            self.means = [parameter.detach().clone() for parameter in self.parameters]
+            self.means = self._copy()
             self.count = 1
 
     @contextmanager
@@ -183,17 +186,20 @@ class WeightAverage(Hook):
         if not self.started:
             yield
             return
-        kept = [parameter.detach().clone() for parameter in self.parameters]
+        kept = self._copy()
         self._write(self.means)
         try:
             yield
         finally:
             self._write(kept)
 
+    def _copy(self) -> dict[str, Tensor]:
+        return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+
     @torch.no_grad()
-    def _write(self, values: list[Tensor]) -> None:
-        for parameter, value in zip(self.parameters, values, strict=True):
-            parameter.copy_(value)
+    def _write(self, values: dict[str, Tensor]) -> None:
+        for name, value in values.items():
+            self.parameters[name].copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
         """Averages and counters."""
@@ -202,6 +208,4 @@ class WeightAverage(Hook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a checkpoint."""
         self.best, self.bad_epochs, self.count = state["best"], state["bad_epochs"], state["count"]
-        self.means = [
-            mean.to(parameter.device) for mean, parameter in zip(state["means"], self.parameters, strict=False)
-        ]
+        self.means = {name: mean.to(self.parameters[name].device) for name, mean in state["means"].items()}

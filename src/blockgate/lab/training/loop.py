@@ -16,6 +16,7 @@ from blockgate.gates import Gate
 from blockgate.inspect import gate_losses, record_gates
 from blockgate.lab.training.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint, start_from
 from blockgate.lab.training.config import Run, differences, run_to_plain
+from blockgate.lab.training.former import hook_state
 from blockgate.lab.training.gate_health import gate_facts, has_gates
 from blockgate.lab.training.hooks import Hook, PruningHook, RampHook, WeightAverage
 from blockgate.lab.training.launch import check_run, deferred_interrupt, launch
@@ -306,11 +307,12 @@ class _Training:
         self.optimizer.load_state_dict(training["optimizer"])
         self.learning_rate.load_state_dict(training["learning_rate"])
         for hook, saved in zip(self.hooks, training["hooks"], strict=True):
-            hook.load_state_dict(saved)
+            hook.load_state_dict(hook_state(hook, saved, self.module, state["model"]))
         for name in ("epoch", "index", "updates", "rows", "best"):
             setattr(self, name, training[name])
         local = training["processes"][self.fabric.global_rank]
-        self.carried, self.sums = self.fabric.to_device((local["carried"], local["sums"]))
+        carried = self.task.restore(self.module, local["carried"])
+        self.carried, self.sums = self.fabric.to_device((carried, local["sums"]))
         torch.set_rng_state(local["random"])
         if self.fabric.device.type == "cuda":
             torch.cuda.set_rng_state(local["random_cuda"], self.fabric.device)

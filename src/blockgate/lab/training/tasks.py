@@ -71,6 +71,10 @@ class Task(ABC):
     def learn(self, model: nn.Module, batch: Any, carried: Any, device: torch.device) -> Step:
         """Loss of a batch in training."""
 
+    def restore(self, model: nn.Module, carried: Any) -> Any:  # noqa: ARG002
+        """What a checkpoint has as carried, in the form that `learn` takes."""
+        return carried
+
     def lr_scale(self, batch: Any) -> float:  # noqa: ARG002
         """What this batch's learning rate is multiplied by."""
         return 1.0
@@ -150,6 +154,15 @@ class LanguageTask(Task):
             loss = loss + self.run.slowness * (losses.output[1:] - losses.output[:-1]).pow(2).mean()
         sums = _sums(losses.per_word.detach().sum(), words.numel())
         return Step(loss, sums, (detach(losses.carried), of_teacher))
+
+    def restore(self, model: nn.Module, carried: Any) -> Any:
+        """The states of the model and of its teacher."""
+        if carried is None:
+            return None
+        return tuple(
+            one.own_states(states) if isinstance(one, LanguageModel) else states
+            for one, states in zip((model, self.teacher), carried, strict=True)
+        )
 
     def lr_scale(self, batch: Any) -> float:
         """Shorter segments move less."""
