@@ -41,6 +41,7 @@ def open_gates(model: nn.Module) -> nn.Module:
     return model
 
 
+@torch.no_grad()
 def relative_error(got: Tensor, want: Tensor) -> float:
     """Norm of the difference as a share of the norm of what was expected."""
     return float((got - want).norm() / want.norm())
