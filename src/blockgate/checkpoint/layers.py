@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from blockgate.convert.candidates import find_candidates, refusal
-from blockgate.convert.replace import gated_forms
+from blockgate.convert.forms import gated_forms
 from blockgate.errors import BlockgateError, InvalidInputError, invalid
 from blockgate.gates import Gate, make_gate
 from blockgate.spec import GateSpec

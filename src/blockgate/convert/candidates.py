@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
-from blockgate.convert.replace import gated_forms
+from blockgate.convert.forms import gated_forms
 from blockgate.find import outermost
 from blockgate.gates import Gate
 from blockgate.layers.conv1d import stores_transposed

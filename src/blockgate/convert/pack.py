@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 
+from blockgate.convert.forms import packers
 from blockgate.convert.shortcuts import use_layers
 from blockgate.errors import invalid
-from blockgate.layers.conv1d import DynamicSparseConv1D, huggingface_conv1d, stores_transposed
 from blockgate.layers.dropout import is_hooked
-from blockgate.layers.linear import DynamicSparseLinear
-from blockgate.layers.lstm import DynamicSparseLSTM
-from blockgate.runtime.packed import PackedDynamicSparseLinear, PackedLinear, check_packed_dtype
-from blockgate.runtime.packed_lstm import PackedLSTM
-from blockgate.runtime.recurrent import is_plain_lstm
+from blockgate.runtime.packed import check_packed_dtype
+from blockgate.runtime.recurrent import is_plain_lstm, matrix_names
 
 __all__ = ["pack"]
 
@@ -51,7 +47,7 @@ def pack(
     packed: dict[nn.Module, nn.Module] = {}
     for name, module in model.named_modules():
         if _is_packable(module) and (filter_fn is None or filter_fn(module, name)):
-            packed[module] = _packers()[type(module)](module, dtype)
+            packed[module] = packers()[type(module)](module, dtype)
     if not packed:
         raise invalid(
             "pack",
@@ -69,39 +65,10 @@ def pack(
 def _is_packable(module: nn.Module) -> bool:
     # Exact types: a subclass may compute something else, and a parametrized layer is one. Pruned layers have lost
     # their weight from the parameters.
+    if type(module) not in packers() or is_hooked(module):
+        return False
     if type(module) is nn.LSTM and not is_plain_lstm(module):
         return False
-    weights = {"weight_ih_l0", "weight_hh_l0"} if type(module) in {nn.LSTM, DynamicSparseLSTM} else {"weight"}
-    return type(module) in _packers() and weights <= module._parameters.keys() and not is_hooked(module)
-
-
-def _packers() -> dict[Any, Callable[[Any, torch.dtype], nn.Module]]:
-    """What makes the packed form of a type; Hugging Face's Conv1D is known once their library is imported."""
-    return {
-        nn.Linear: _dense,
-        nn.LSTM: _dense_lstm,
-        huggingface_conv1d(): _dense,
-        DynamicSparseLinear: _gated,
-        DynamicSparseConv1D: _gated,
-        DynamicSparseLSTM: _gated_lstm,
-    }
-
-
-def _dense(layer: nn.Linear, dtype: torch.dtype) -> PackedLinear:
-    return PackedLinear(layer.weight, layer.bias, dtype, transposed=stores_transposed(layer))
-
-
-def _gated(layer: DynamicSparseLinear, dtype: torch.dtype) -> PackedDynamicSparseLinear:
-    transposed = stores_transposed(layer)
-    return PackedDynamicSparseLinear(layer.weight, layer.bias, layer.gate, dtype, transposed=transposed)
-
-
-def _dense_lstm(lstm: nn.LSTM, dtype: torch.dtype) -> PackedLSTM:
-    names = [f"{part}_l{layer}" for layer in range(lstm.num_layers) for part in ("ih", "hh")]
-    parts = {name: (getattr(lstm, f"weight_{name}"), getattr(lstm, f"bias_{name}", None)) for name in names}
-    return PackedLSTM({name: PackedLinear(*part, dtype) for name, part in parts.items()}, lstm.batch_first)
-
-
-def _gated_lstm(lstm: DynamicSparseLSTM, dtype: torch.dtype) -> PackedLSTM:
-    packed = {name: PackedDynamicSparseLinear(*matrix, dtype) for name, matrix in lstm.matrices().items()}
-    return PackedLSTM(packed, lstm.batch_first)
+    layers = getattr(module, "num_layers", 0)
+    weights = [f"weight_{name}" for name in matrix_names(layers)] if layers else ["weight"]
+    return all(weight in module._parameters for weight in weights)

@@ -1,34 +1,17 @@
-"""Which dense layers have a gated form, and how layers of a model are replaced."""
+"""Layers of a model exchanged for others, in place, and back."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from blockgate.convert.shortcuts import use_layers
-from blockgate.layers.conv1d import DynamicSparseConv1D, huggingface_conv1d
-from blockgate.layers.linear import DynamicSparseLinear
-from blockgate.layers.lstm import DynamicSparseLSTM, DynamicSparseLSTMCell
-from blockgate.layers.qrnn import QRNN, DynamicSparseQRNN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["gated_forms", "replace_layers"]
+    from torch import nn
 
-
-def gated_forms() -> dict[type[nn.Module], Any]:
-    """The gated class of every type of layer that has one; each has a `from_dense(layer, **options)`."""
-    forms: dict[type[nn.Module], Any] = {
-        nn.Linear: DynamicSparseLinear,
-        nn.LSTM: DynamicSparseLSTM,
-        nn.LSTMCell: DynamicSparseLSTMCell,
-        QRNN: DynamicSparseQRNN,
-    }
-    if conv1d := huggingface_conv1d():
-        forms[conv1d] = DynamicSparseConv1D
-    return forms
+__all__ = ["replace_layers"]
 
 
 def replace_layers(model: nn.Module, made: Mapping[nn.Module, nn.Module]) -> Callable[[], None]:

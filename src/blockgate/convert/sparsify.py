@@ -9,7 +9,8 @@ from torch import nn
 
 from blockgate.convert.candidates import ALREADY_GATED, Candidate, find_candidates, reason_to_leave, refusal
 from blockgate.convert.closeness import relative_difference, run_example
-from blockgate.convert.replace import gated_forms, replace_layers
+from blockgate.convert.forms import gated_forms
+from blockgate.convert.replace import replace_layers
 from blockgate.convert.report import LayerReport, SparsifyReport
 from blockgate.errors import BlockgateError, InvalidInputError, invalid
 from blockgate.find import check_patterns, first_match

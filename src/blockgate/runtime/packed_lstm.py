@@ -26,7 +26,15 @@ from blockgate.runtime.prepared import (
     PreparedLinear,
     PreparedLSTM,
 )
-from blockgate.runtime.recurrent import LSTMInterface, LSTMState, Segments, recur, run_layers, step_by_step
+from blockgate.runtime.recurrent import (
+    LSTMInterface,
+    LSTMState,
+    Segments,
+    matrix_names,
+    recur,
+    run_layers,
+    step_by_step,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,7 +113,7 @@ class PackedLSTM(LSTMInterface):
         return cast("PackedLinear", self._modules[f"{part}_l{layer}"])
 
     def _matrices(self) -> list[PackedLinear]:
-        return [self._matrix(part, layer) for layer in range(self.num_layers) for part in ("ih", "hh")]
+        return [cast("PackedLinear", self._modules[name]) for name in matrix_names(self.num_layers)]
 
     def _fused(self, rows: Tensor, state: tuple[Tensor, ...]) -> PreparedLSTM | Refusal:
         """The layers prepared for one native call, or what stands against it."""

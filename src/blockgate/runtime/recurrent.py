@@ -21,6 +21,7 @@ __all__ = [
     "Segments",
     "check_state",
     "is_plain_lstm",
+    "matrix_names",
     "no_state",
     "recur",
     "run_layers",
@@ -117,6 +118,11 @@ class LSTMInterface(nn.Module, ABC):
             got=tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__,
             remedy="The last dimension must be input_size.",
         )
+
+
+def matrix_names(num_layers: int) -> list[str]:
+    """The ends of the names of an LSTM's parameters, in its order: "ih_l0", "hh_l0", "ih_l1", ..."""
+    return [f"{part}_l{layer}" for layer in range(num_layers) for part in ("ih", "hh")]
 
 
 def is_plain_lstm(lstm: nn.LSTM) -> bool:
