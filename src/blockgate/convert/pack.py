@@ -11,11 +11,12 @@ from torch import nn
 
 from blockgate.convert.shortcuts import use_layers
 from blockgate.errors import invalid
+from blockgate.formats import Format, get_format
 from blockgate.layers.conv1d import DynamicSparseConv1D, huggingface_conv1d, stores_transposed
 from blockgate.layers.dropout import is_hooked
 from blockgate.layers.linear import DynamicSparseLinear
 from blockgate.layers.lstm import DynamicSparseLSTM
-from blockgate.runtime.packed import PackedDynamicSparseLinear, PackedLinear, check_packed_dtype
+from blockgate.runtime.packed import PackedDynamicSparseLinear, PackedLinear
 from blockgate.runtime.packed_lstm import PackedLSTM
 from blockgate.runtime.recurrent import is_plain_lstm
 
@@ -24,7 +25,7 @@ __all__ = ["pack"]
 
 def pack(
     model: nn.Module,
-    dtype: torch.dtype = torch.float32,
+    dtype: str | torch.dtype | Format = torch.float32,
     *,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
 ) -> nn.Module:
@@ -32,8 +33,9 @@ def pack(
 
     Args:
         model: any module, a single layer included.
-        dtype: what weights are stored as: torch.float32, torch.bfloat16 or torch.int8. Products with int8
-            weights are summed exactly, in integers, with inputs rounded to 16 bits; all others in float32.
+        dtype: the format that weights are stored in, by name, as in `blockgate.formats`: "float32", "bfloat16",
+            "int8"; or the torch dtype of that name. Products with integer weights are summed exactly, in integers,
+            with inputs rounded to 16 bits; all others in float32.
         filter_fn: called with each layer to pack and its name; layers it answers with False stay unpacked.
 
     Returns:
@@ -41,7 +43,7 @@ def pack(
         with forward hooks or parametrizations, bidirectional LSTMs and subclasses of nn.Linear or nn.LSTM stay as they
         are. `model` itself is left alone.
     """
-    check_packed_dtype(dtype)
+    stored_as = get_format(dtype)
     if not isinstance(model, nn.Module):
         raise invalid("pack", expected="an nn.Module", got=type(model).__name__, remedy="Pass a model or a layer.")
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
@@ -51,7 +53,7 @@ def pack(
     packed: dict[nn.Module, nn.Module] = {}
     for name, module in model.named_modules():
         if _is_packable(module) and (filter_fn is None or filter_fn(module, name)):
-            packed[module] = _packers()[type(module)](module, dtype)
+            packed[module] = _packers()[type(module)](module, stored_as)
     if not packed:
         raise invalid(
             "pack",
@@ -75,7 +77,7 @@ def _is_packable(module: nn.Module) -> bool:
     return type(module) in _packers() and weights <= module._parameters.keys() and not is_hooked(module)
 
 
-def _packers() -> dict[Any, Callable[[Any, torch.dtype], nn.Module]]:
+def _packers() -> dict[Any, Callable[[Any, Format], nn.Module]]:
     """What makes the packed form of a type; Hugging Face's Conv1D is known once their library is imported."""
     return {
         nn.Linear: _dense,
@@ -87,21 +89,21 @@ def _packers() -> dict[Any, Callable[[Any, torch.dtype], nn.Module]]:
     }
 
 
-def _dense(layer: nn.Linear, dtype: torch.dtype) -> PackedLinear:
-    return PackedLinear(layer.weight, layer.bias, dtype, transposed=stores_transposed(layer))
+def _dense(layer: nn.Linear, stored_as: Format) -> PackedLinear:
+    return PackedLinear(layer.weight, layer.bias, stored_as, transposed=stores_transposed(layer))
 
 
-def _gated(layer: DynamicSparseLinear, dtype: torch.dtype) -> PackedDynamicSparseLinear:
+def _gated(layer: DynamicSparseLinear, stored_as: Format) -> PackedDynamicSparseLinear:
     transposed = stores_transposed(layer)
-    return PackedDynamicSparseLinear(layer.weight, layer.bias, layer.gate, dtype, transposed=transposed)
+    return PackedDynamicSparseLinear(layer.weight, layer.bias, layer.gate, stored_as, transposed=transposed)
 
 
-def _dense_lstm(lstm: nn.LSTM, dtype: torch.dtype) -> PackedLSTM:
+def _dense_lstm(lstm: nn.LSTM, stored_as: Format) -> PackedLSTM:
     names = [f"{part}_l{layer}" for layer in range(lstm.num_layers) for part in ("ih", "hh")]
     parts = {name: (getattr(lstm, f"weight_{name}"), getattr(lstm, f"bias_{name}", None)) for name in names}
-    return PackedLSTM({name: PackedLinear(*part, dtype) for name, part in parts.items()}, lstm.batch_first)
+    return PackedLSTM({name: PackedLinear(*part, stored_as) for name, part in parts.items()}, lstm.batch_first)
 
 
-def _gated_lstm(lstm: DynamicSparseLSTM, dtype: torch.dtype) -> PackedLSTM:
-    packed = {name: PackedDynamicSparseLinear(*matrix, dtype) for name, matrix in lstm.matrices().items()}
+def _gated_lstm(lstm: DynamicSparseLSTM, stored_as: Format) -> PackedLSTM:
+    packed = {name: PackedDynamicSparseLinear(*matrix, stored_as) for name, matrix in lstm.matrices().items()}
     return PackedLSTM(packed, lstm.batch_first)

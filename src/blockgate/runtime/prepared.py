@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from blockgate.formats import Format, PackedWeight, get_format
 from blockgate.gates import TopKGate
 from blockgate.ops import native
 from blockgate.ops.packed_linear import (
@@ -32,7 +33,6 @@ __all__ = [
     "FusedDense",
     "FusedLSTM",
     "FusedLinear",
-    "PackedWeight",
     "Renewed",
     "for_inference",
     "fused_op_serves",
@@ -43,13 +43,6 @@ __all__ = [
 
 
 Value = TypeVar("Value")
-
-
-class PackedWeight(NamedTuple):
-    """Blocks and scales as `pack_blocks` makes them."""
-
-    blocks: Tensor
-    scale: Tensor
 
 
 class Renewed(Generic[Value]):
@@ -103,9 +96,9 @@ def _count_step(*_: Any) -> None:
 register_optimizer_step_post_hook(_count_step)
 
 
-def pack_weight(weight: Tensor, grid: BlockGrid, dtype: torch.dtype) -> PackedWeight:
-    """A weight (m, n) as packed blocks of `dtype`."""
-    return PackedWeight(*pack_blocks(weight.detach().float(), grid.block, dtype))
+def pack_weight(weight: Tensor, grid: BlockGrid, stored_as: str | torch.dtype | Format) -> PackedWeight:
+    """A weight (m, n) in some format."""
+    return PackedWeight(*pack_blocks(weight.detach().float(), grid.block, get_format(stored_as).name))
 
 
 class FusedDense:
@@ -115,15 +108,18 @@ class FusedDense:
         packed: its weight.
         bias: (m) or None; read anew on every call.
         grid: the cut of the weight.
+        stored_as: the name of the weight's format.
     """
 
-    def __init__(self, packed: PackedWeight, bias: Tensor | None, grid: BlockGrid) -> None:
-        self.in_features, self.out_features = grid.in_features, grid.out_features
+    def __init__(self, packed: PackedWeight, bias: Tensor | None, grid: BlockGrid, stored_as: str = "float32") -> None:
+        self.in_features, self.out_features, self.stored_as = grid.in_features, grid.out_features, stored_as
         self.handle = self._prepare(packed, bias, grid)
         weakref.finalize(self, release_prepared_linear, self.handle).atexit = False
 
     def _prepare(self, packed: PackedWeight, bias: Tensor | None, grid: BlockGrid) -> int:
-        return prepare_packed_linear(*packed, bias, [grid.out_features, grid.in_features, *grid.block])  # type: ignore[no-any-return]
+        return prepare_packed_linear(  # type: ignore[no-any-return]
+            *packed, bias, [grid.out_features, grid.in_features, *grid.block], self.stored_as
+        )
 
     def __call__(self, x: Tensor, open_blocks: int = 1) -> Tensor | None:
         """y (..., m) for x (..., n) in one call; None if x has another shape. Without a gate, all blocks are open."""
@@ -144,22 +140,26 @@ class FusedLinear(FusedDense):
         bias: (m) or None; read anew on every call, as are the gate's biases.
         gate: its gate, whose weights are packed here, each as one block of float32.
         grid: its block grid.
+        stored_as: the name of the weight's format.
     """
 
-    def __init__(self, packed: PackedWeight, bias: Tensor | None, gate: TopKGate, grid: BlockGrid) -> None:
+    def __init__(
+        self, packed: PackedWeight, bias: Tensor | None, gate: TopKGate, grid: BlockGrid, stored_as: str = "float32"
+    ) -> None:
         self.gate = gate
-        super().__init__(packed, bias, grid)
+        super().__init__(packed, bias, grid, stored_as)
 
     def _prepare(self, packed: PackedWeight, bias: Tensor | None, grid: BlockGrid) -> int:
         gate = self.gate
         gate_weight, hidden_weight = (
-            None if w is None else pack_blocks(w.detach().float(), w.shape, torch.float32)[0]
+            None if w is None else pack_blocks(w.detach().float(), w.shape, "float32")[0]
             for w in (gate.weight, gate.hidden_weight)
         )
         return prepare_dynamic_linear(  # type: ignore[no-any-return]
             *packed,
             bias,
             [grid.out_features, grid.in_features, *grid.block],
+            self.stored_as,
             gate_weight,
             gate.bias,
             hidden_weight,
