@@ -10,12 +10,13 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 import blockgate as bg
+from blockgate.formats import FORMATS
 from blockgate.runtime import PackedLSTM
 from tests.helpers import assert_close, raises_blockgate
 
-DTYPES = [torch.float32, torch.bfloat16, torch.int8]
+DTYPES = list(FORMATS)
 # How far a whole LSTM may be off by rounding the weights, relative to its output.
-ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 0.01, torch.int8: 0.02}
+ROUNDING = {"float32": 1e-5, "bfloat16": 0.01, "int8": 0.02}
 
 
 def make(kind, layers=2):
