@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from blockgate.checkpoint.atomic import write_whole
 from blockgate.errors import invalid
 from blockgate.grid import check_size
 from blockgate.lab.data import load_corpus, load_images
@@ -21,7 +22,6 @@ from blockgate.lab.reproduce.supervisor import Job, run_jobs
 from blockgate.lab.reproduce.timing import time_models
 from blockgate.lab.reproduce.tiny import tiny_run
 from blockgate.lab.training import Run, load_trained, shipped_configs
-from blockgate.lab.training.checkpoint import write_whole
 from blockgate.lab.training.config import LanguageModelRun
 
 __all__ = ["Order", "reproduce"]
@@ -98,7 +98,7 @@ def reproduce(order: Order) -> Path:
     else:
         text = _written_up(order, arms, jobs, folder)
     report = folder / f"{order.experiment}.md"
-    write_whole(report, lambda stream: stream.write(text.encode()))
+    write_whole(report, text)
     return report
 
 
@@ -132,8 +132,7 @@ def _written_up(order: Order, arms: Sequence[Arm], jobs: Sequence[Job], folder: 
     times: dict[str, Any] | None = json.loads(times_file.read_text()) if times_file.is_file() else None
     if order.time:
         times = _measured_times(order, _first_models(arms, jobs), times)
-        text = json.dumps(times, indent=1) + "\n"
-        write_whole(times_file, lambda stream: stream.write(text.encode()))
+        write_whole(times_file, json.dumps(times, indent=1) + "\n")
     every = arms_of(order.experiment, order.scale)
     results: dict[str, list[dict[str, Any]]] = {}
     for arm in every:

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from blockgate.checkpoint.atomic import write_whole
 from blockgate.inspect import GateRecord, draw_classes, draw_distribution, record_gates
 from blockgate.inspect.table import markdown_table, to_percent
 from blockgate.lab.reproduce.arms import Arm
 from blockgate.lab.training import Trained
-from blockgate.lab.training.checkpoint import write_whole
 from blockgate.lab.training.tasks import ImageTask, make_task
 
 __all__ = ["draw_figure1", "draw_figure2"]
@@ -44,8 +44,7 @@ def draw_figure2(models: dict[Arm, Trained], folder: Path) -> str:
         record = _record(trained)
         draw_distribution(record, folder / f"figure2-{arm.name}.png")
         data[arm.name] = {layer: share._asdict() for layer, share in record.distribution().items()}
-    text = json.dumps(data, indent=1) + "\n"
-    write_whole(file, lambda stream: stream.write(text.encode()))
+    write_whole(file, json.dumps(data, indent=1) + "\n")
     rows = [
         [name, layer, *map(to_percent, share.values())]
         for name, layers in data.items()

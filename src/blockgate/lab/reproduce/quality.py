@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from blockgate.checkpoint.atomic import replace_whole
 from blockgate.inspect.table import markdown_table
 from blockgate.lab.reproduce.arms import DYNAMIC, Arm
 from blockgate.lab.reproduce.timing import ENGINES, PACKED
@@ -125,7 +126,8 @@ def draw_quality(points: Sequence[Point], metric: str, file: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0].set_ylabel(f"test {metric}", fontsize=8)
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)
-    figure.savefig(file, dpi=150)
+    with replace_whole(file) as temporary:
+        figure.savefig(temporary, format="png", dpi=150)
 
 
 def _shown(points: Sequence[Point], arm: Arm, engine: str) -> Point | None:
