@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
 from rich.markdown import Markdown
 
-from blockgate.lab.reproduce import Order, choose_arms, reproduce
+from blockgate.lab.reproduce import EXPERIMENTS, Order, choose_arms, reproduce
 from blockgate.lab.reproduce.results import RESULT
 
 __all__ = ["Reproduce"]
+
+# One file of the laboratory makes an experiment known here.
+if TYPE_CHECKING:
+    ExperimentName = str
+else:
+    ExperimentName = tyro.extras.literal_type_from_choices(EXPERIMENTS)
+
+WHAT = "; ".join(f"{name}: {experiment.about}" for name, experiment in EXPERIMENTS.items())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,12 +42,7 @@ class Reproduce:
         blockgate reproduce figure2 --arms 'ptb-qrnn-*-50' --output runs/reproduce
     """
 
-    what: Annotated[
-        Literal["mnist", "table1", "table2", "wide", "figure1", "figure2", "ablations", "mnist-ablations"],
-        tyro.conf.Positional,
-    ]
-    """mnist, table1 (Quasi-RNN), table2 (LSTM), wide (an LSTM so wide that time is saved), figure1 (gates by class),
-    figure2 (gates that depend on the input), ablations and mnist-ablations (what each option of the gates is worth)."""
+    what: Annotated[ExperimentName, tyro.conf.Positional, tyro.conf.arg(help=f"{WHAT}.")]
     scale: Literal["tiny", "laptop", "paper"] = "laptop"
     """Sizes of models and length of training."""
     seeds: int = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blockgate.lab.reproduce.arms import Arm
+from blockgate.lab.reproduce import Arm
 from blockgate.lab.reproduce.quality import Point, draw_quality, points_of
 from blockgate.lab.reproduce.report import table
 from tests.helpers import raises_blockgate

@@ -14,8 +14,7 @@ import pytest
 
 from blockgate.cli import main
 from blockgate.errors import BlockgateError
-from blockgate.lab.reproduce import Order, reproduce, worker
-from blockgate.lab.reproduce.arms import Arm, arms_of, run_of
+from blockgate.lab.reproduce import Arm, Order, arms_of, reproduce, run_of, worker
 from blockgate.lab.reproduce.results import RESULT, load_result
 from blockgate.lab.reproduce.supervisor import Job, check_done
 from blockgate.lab.reproduce.tiny import tiny_run

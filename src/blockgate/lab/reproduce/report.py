@@ -8,9 +8,8 @@ from typing import Any
 
 from blockgate.errors import invalid
 from blockgate.inspect.table import markdown_table, short, to_percent
-from blockgate.lab.reproduce.ablations import ABLATIONS
 from blockgate.lab.reproduce.arms import Arm
-from blockgate.lab.reproduce.paper import PAPER
+from blockgate.lab.reproduce.experiments import PAPER
 from blockgate.lab.reproduce.quality import points_of, quality_section
 from blockgate.lab.reproduce.timing import ENGINES
 from blockgate.lab.training.config import differences
@@ -49,7 +48,7 @@ def table(title: str, arms: Sequence[Arm], results: Results, scale: str, times: 
     """
     done = [result for of_arm in results.values() for result in of_arm]
     metric = metric_of(results)
-    if not any(arm.kind in ABLATIONS for arm in arms):
+    if not any(arm.facts.changes_recipe for arm in arms):
         _check_recipes(arms, results)
     head = [
         "task",
