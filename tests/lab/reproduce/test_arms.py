@@ -76,14 +76,14 @@ def test_every_number_of_the_paper_has_its_arm():
     assert len(PAPER) == 2 + 9 + 2 * 7
 
 
-def test_patterns_choose_and_unknown_names_are_refused():
+def test_names_with_wildcards_choose_and_unknown_names_are_refused():
     assert [arm.name for arm in choose_arms("table2", "paper", ["ptb-lstm-agp-*", "ptb-lstm-dense"])] == [
         "ptb-lstm-dense",
         "ptb-lstm-agp-50",
         "ptb-lstm-agp-75",
         "ptb-lstm-agp-90",
     ]
-    with raises_blockgate("arms: expected names, or patterns of names, of table2: ptb-lstm-dense, "):
+    with raises_blockgate("arms: expected names of arms of table2: ptb-lstm-dense, "):
         choose_arms("table2", "laptop", ["ptb-lstm-agp-50", "ptb-lstm-agp-51"])
     with raises_blockgate("reproduce: expected one of"):
         choose_arms("table3", "laptop")

@@ -61,7 +61,7 @@ def test_rows():
     ]
     assert text.startswith("# Table 2, laptop scale\n")
     assert "Seeds 1, 2; the best epoch by validation. Test CPU, torch 2.99, commit abc." in text
-    assert "compare rows with each other alone" in text
+    assert "compare rows only with each other" in text
     assert "compare rows" not in table("Table 2", [DENSE], RESULTS, "paper")
 
 

@@ -222,7 +222,7 @@ def test_workers_leave_arms_alone_that_others_are_at(job, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["table2", "--arms", "ptb-gru-*"], "arms: expected names, or patterns of names, of table2"),
+        (["table2", "--arms", "ptb-gru-*"], "arms: expected names of arms of table2"),
         (["table2", "--jobs", "0"], "jobs: expected a positive int, got 0"),
         (["table1"], "Run `blockgate data fetch ptb`"),
         (["mnist"], "Run `blockgate data fetch mnist`"),

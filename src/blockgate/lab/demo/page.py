@@ -178,8 +178,8 @@ def _method(numbers: dict[str, Any]) -> list[str]:
         "all models take turns within one run, so that what else the machine does hits them alike. Nothing else should "
         "run meanwhile. Before timing, packed float32 models were required to give the outputs of the trained ones, "
         "and int8 models to come close.",
-        "torch: oneDNN packs the weights of an LSTM anew on every call, so torch is timed with and without it, and the "
-        "faster counts. torch int8 is its dynamic quantisation.",
+        "torch: oneDNN packs the weights of an LSTM again on every call, so torch is timed with and without it, and "
+        "the faster counts. torch int8 is its dynamic quantisation.",
     ]
 
 

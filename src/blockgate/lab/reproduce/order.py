@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from blockgate.checkpoint.atomic import write_whole
 from blockgate.errors import invalid
@@ -32,31 +32,28 @@ SECONDS = {"tiny": 0.01, "laptop": 0.5, "paper": 2.0}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """What is to be reproduced, and how.
-
-    Args:
-        experiment: one of EXPERIMENTS.
-        scale: one of SCALES.
-        seeds: how many; they count from 1.
-        arms: names or patterns; all if empty.
-        jobs: processes at once.
-        threads: of each process.
-        time: measure times as well, once all arms are done.
-        time_threads: of timing.
-        output: folder for everything; results are shared by all experiments in it.
-        data_dir: where published data sets lie.
-    """
+    """What is to be reproduced, and how: the fields are the options of the command."""
 
     experiment: str
-    scale: str = "laptop"
+    """One of EXPERIMENTS."""
+    scale: Literal["tiny", "laptop", "paper"] = "laptop"
+    """Sizes of models and length of training."""
     seeds: int = 1
-    arms: Sequence[str] = ()
+    """How many runs of each arm; their seeds are 1, 2, ..."""
+    arms: tuple[str, ...] = ()
+    """Names of arms, with wildcards as in 'ptb-lstm-*'; all if unset. See --list."""
     jobs: int = 2
+    """Arms at once, a process each."""
     threads: int = 1
+    """CPU threads of each process."""
     time: bool = False
+    """When all arms are done, measure the time per token of the packed models. Let nothing else run meanwhile."""
     time_threads: int = 1
+    """CPU threads of timing."""
     output: Path = Path("runs/reproduce")
+    """Folder for runs, results and reports; what tables and figures share is trained once."""
     data_dir: Path | None = None
+    """Where published data sets lie; BLOCKGATE_DATA, or a folder in your cache, if unset."""
 
 
 def reproduce(order: Order) -> Path:

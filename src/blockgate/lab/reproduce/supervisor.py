@@ -93,7 +93,7 @@ def _workers(plan: Path, count: int, folder: Path) -> Iterator[list[subprocess.P
             for number in range(count):
                 log = stack.enter_context((folder / f"worker-{number}.log").open("wb"))
                 command = [sys.executable, "-m", "blockgate.lab.reproduce", str(plan)]
-                # A session of their own: Ctrl-C reaches this process alone, which passes it on once.
+                # A session of their own: Ctrl-C reaches only this process, which passes it on once.
                 workers.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
             yield workers
         except BaseException:

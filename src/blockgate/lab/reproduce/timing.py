@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from blockgate.lab.bench import machine
+from blockgate.lab.bench.checks import PACKED_TYPES
 from blockgate.lab.bench.decoding import require_same, single_steps
 from blockgate.lab.bench.timing import in_turn, interleave, using_threads
 from blockgate.lab.reproduce.arms import Arm
@@ -19,7 +20,7 @@ __all__ = ["ENGINES", "time_models"]
 
 # What tables call the ways to run a model. Packed: open blocks only; pruned single weights count as dense ones there.
 ENGINES = ("torch", "float32", "bfloat16", "int8", "CSR")
-PACKED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+PACKED = {str(dtype).removeprefix("torch."): dtype for dtype in PACKED_TYPES.values()}
 
 INPUTS = 64
 

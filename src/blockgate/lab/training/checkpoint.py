@@ -86,7 +86,7 @@ def load_trained(path: Path) -> Trained:
             "checkpoint",
             expected="weights that fit its config",
             got=f"{path}: {' '.join(str(error).split())[:300]}",
-            remedy="Train it anew with this version.",
+            remedy="Train it again with this version.",
         ) from None
     return Trained(model.eval(), run, vocabulary, path)
 

@@ -33,15 +33,15 @@ def arms_of(experiment: str, scale: str) -> list[Arm]:
     return EXPERIMENTS[experiment].arms(scale)
 
 
-def choose_arms(experiment: str, scale: str, patterns: Sequence[str] = ()) -> list[Arm]:
-    """The arms whose names fit one of the patterns, such as ptb-lstm-agp-90 or 'ptb-*'; all if there is none."""
+def choose_arms(experiment: str, scale: str, names: Sequence[str] = ()) -> list[Arm]:
+    """The arms of these names, such as ptb-lstm-agp-90 or, with a wildcard, 'ptb-*'; all if there is none."""
     arms = arms_of(experiment, scale)
-    for pattern in patterns:
-        if not any(fnmatchcase(arm.name, pattern) for arm in arms):
+    for name in names:
+        if not any(fnmatchcase(arm.name, name) for arm in arms):
             raise invalid(
                 "arms",
-                expected=f"names, or patterns of names, of {experiment}: {', '.join(arm.name for arm in arms)}",
-                got=pattern,
-                remedy="Check the spelling; a pattern needs quotes.",
+                expected=f"names of arms of {experiment}: {', '.join(arm.name for arm in arms)}",
+                got=name,
+                remedy="Check the spelling; names with a wildcard need quotes.",
             )
-    return [arm for arm in arms if not patterns or any(fnmatchcase(arm.name, p) for p in patterns)]
+    return [arm for arm in arms if not names or any(fnmatchcase(arm.name, name) for name in names)]
