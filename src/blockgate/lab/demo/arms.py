@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from blockgate.checkpoint.atomic import write_whole
 from blockgate.gates import Gate
 from blockgate.lab.data.python_docs import PYTHON_DOCS, python_docs
 from blockgate.lab.models import GateConfig, LanguageModelConfig
 from blockgate.lab.training import Hook, LanguageModelRun, Trained, load_trained, train
-from blockgate.lab.training.checkpoint import BEST, LAST, write_whole
+from blockgate.lab.training.checkpoint import BEST, LAST
 from blockgate.lab.training.config import OptimizerConfig, RampConfig, ScheduleConfig
 from blockgate.lab.training.tasks import make_task
 
@@ -91,8 +92,7 @@ def arm_run(arm: DemoArm, *, output: Path, seed: int, threads: int, quick: bool)
 def _quick_texts(folder: Path) -> Path:
     """The first sentences of each part, as a corpus of their own."""
     for part, lines in python_docs().items():
-        text = "\n".join(lines[: QUICK_LINES[part]]) + "\n"
-        write_whole(folder / f"{part}.txt", lambda stream, text=text: stream.write(text.encode()))
+        write_whole(folder / f"{part}.txt", "\n".join(lines[: QUICK_LINES[part]]) + "\n")
     return folder
 
 

@@ -202,7 +202,7 @@ def _output_size(config: LanguageModelConfig) -> int:
 def _fits_one_stack(config: LanguageModelConfig) -> bool:
     """Whether one module can hold all recurrent layers."""
     if config.locked and config.dropout:
-        # Stacks have nn.LSTM's dropout between layers, which draws anew at every step.
+        # Stacks have nn.LSTM's dropout between layers, which draws again at every step.
         return False
     return config.cell == "qrnn" or _output_size(config) == config.hidden_size
 

@@ -1,8 +1,7 @@
-"""The kinds of weight matrices that a model can be built of: one entry here makes a kind known to all models."""
+"""How the matrices of a model are chosen and cut: the config of gates, and the makers of a kind by its name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -10,10 +9,9 @@ from torch import nn
 
 from blockgate.errors import invalid
 from blockgate.gates import Gate
-from blockgate.lab.baselines import StaticBlockLinear, StaticBlockLSTM, StaticBlockQRNN
-from blockgate.layers import QRNN, DynamicSparseLinear, DynamicSparseLSTM, DynamicSparseQRNN
+from blockgate.lab.baselines import MATRICES, Matrices
 
-__all__ = ["MATRICES", "GateConfig", "Matrices", "matrices", "start_gates"]
+__all__ = ["GateConfig", "matrices", "start_gates"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,34 +43,6 @@ class GateConfig:
         sizes = {"all": {"key_size": None}, "auto": {}}
         key_size = options.pop("key_size")
         return options | (sizes[key_size] if isinstance(key_size, str) else {"key_size": key_size})
-
-    def static_options(self) -> dict[str, Any]:
-        """Keyword options of a layer with a fixed pattern of blocks."""
-        return {"block_size": self.block_size, "sparsity": self.sparsity}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Matrices:
-    """Makers of layers with one kind of matrices.
-
-    Each takes the arguments of the dense layer; `options` are the keyword options that come in addition.
-    """
-
-    linear: Callable[..., nn.Module]
-    lstm: Callable[..., nn.Module]
-    qrnn: Callable[..., nn.Module]
-    options: Callable[[GateConfig], dict[str, Any]]
-
-
-MATRICES: dict[str, Matrices] = {
-    "dense": Matrices(linear=nn.Linear, lstm=nn.LSTM, qrnn=QRNN, options=lambda _: {}),
-    "dynamic": Matrices(
-        linear=DynamicSparseLinear, lstm=DynamicSparseLSTM, qrnn=DynamicSparseQRNN, options=GateConfig.options
-    ),
-    "static": Matrices(
-        linear=StaticBlockLinear, lstm=StaticBlockLSTM, qrnn=StaticBlockQRNN, options=GateConfig.static_options
-    ),
-}
 
 
 def start_gates(model: nn.Module, config: GateConfig) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from blockgate.checkpoint.atomic import write_whole
 from blockgate.errors import invalid
 from blockgate.inspect import record_gates
 from blockgate.lab.bench import machine
 from blockgate.lab.models import count_costs
 from blockgate.lab.training import Run, load_trained, train
-from blockgate.lab.training.checkpoint import write_whole
 from blockgate.lab.training.config import differences, run_to_plain
 from blockgate.lab.training.gate_health import has_gates
 from blockgate.lab.training.tasks import make_task
@@ -40,8 +40,7 @@ def run_arm(name: str, run: Run) -> dict[str, Any]:
         **measure(run.output),
         "epochs": _curve(run.output),
     }
-    text = json.dumps(result, indent=1) + "\n"
-    write_whole(run.output / RESULT, lambda stream: stream.write(text.encode()))
+    write_whole(run.output / RESULT, json.dumps(result, indent=1) + "\n")
     return result
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from blockgate.checkpoint.atomic import write_whole
 from blockgate.lab.models import GateConfig
-from blockgate.lab.training.checkpoint import write_whole
 from blockgate.lab.training.config import ImageRun, LanguageModelRun, OptimizerConfig, Run
 
 __all__ = ["tiny_run"]
@@ -68,4 +68,4 @@ def _images(folder: Path) -> Path:
 
 def _write(file: Path, data: bytes) -> None:
     if not file.is_file() or file.read_bytes() != data:
-        write_whole(file, lambda stream: stream.write(data))
+        write_whole(file, data)

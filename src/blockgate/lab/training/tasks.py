@@ -235,7 +235,7 @@ class ImageTask(Task):
         return {"pixels": self.parts["train"][0][0].numel(), "classes": self.classes}
 
     def plan(self, epoch: int) -> list[Any]:
-        """Numbers of the images of each batch, drawn anew in each epoch."""
+        """Numbers of the images of each batch, drawn again in each epoch."""
         order = torch.randperm(len(self.parts["train"][0]), generator=_generator(self.run.seed, epoch))
         return list(order.split(self.run.batch_size))
 

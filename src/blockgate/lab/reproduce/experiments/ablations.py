@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+from blockgate.lab.reproduce.arms import NO_DROPOUT, Arm, at_sparsities
+from blockgate.lab.reproduce.experiment import Experiment
+from blockgate.lab.reproduce.kinds import KINDS, Kind, dense_run, pruned_run
 from blockgate.lab.training.config import RampConfig
 from blockgate.spec import DEFAULT_KEY_SIZE
 
-__all__ = ["ABLATIONS", "DENSE_CHANGES", "IMAGE_ABLATIONS", "PRUNED_CHANGES", "Ablation"]
+__all__ = ["ABLATIONS", "DENSE_CHANGES", "EXPERIMENT", "PRUNED_CHANGES", "Ablation"]
 
 # Ramps reach their end after this share of the epochs.
 RAMP_SHARE = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Ablation:
-    """One change.
-
-    Args:
-        label: what tables call it.
-        change: makes the changed run of a plain one; both have gates.
-    """
+class Ablation(NamedTuple):
+    """One change: what tables call it, and how it makes the changed run of a plain one."""
 
     label: str
     change: Callable[[Any], Any]
@@ -118,24 +115,35 @@ ABLATIONS = {
     "distilled": Ablation("the same, and half of the loss against the dense model's predictions", _distil),
 }
 
-# What a network for images has too.
-IMAGE_ABLATIONS = (
-    "plain",
-    "eq-1",
-    "mean",
-    "global",
-    "unnormalised",
-    "ramp",
-    "near-dense",
-    "half-key",
-    "key-all",
-    "low-rank",
-    "half-block",
-    "double-block",
-    "slow-gates",
-    "fast-gates",
-    "softmax-sum",
-    "sigmoid",
-    "balance",
-    "from-dense",
+
+def _gated_run(base: Any, sparsity: float, words: int) -> Any:  # noqa: ARG001
+    return _gate(sparsity=sparsity)(base)
+
+
+def _kinds(changes: dict[str, Ablation], plain: Callable[[Any, float, int], Any]) -> dict[str, Kind]:
+    """A kind for each change of the arms that `plain` makes."""
+
+    def changed(ablation: Ablation) -> Callable[[Any, float, int], Any]:
+        return lambda base, sparsity, words: ablation.change(plain(base, sparsity, words))
+
+    return {
+        name: Kind(label=ablation.label, run=changed(ablation), changes_recipe=True)
+        for name, ablation in changes.items()
+    }
+
+
+KINDS.update(
+    _kinds(ABLATIONS, _gated_run) | _kinds(DENSE_CHANGES, dense_run) | _kinds(PRUNED_CHANGES, pruned_run),
 )
+
+
+def _arms(scale: str) -> list[Arm]:
+    # Many arms: where time is short, with a model and a training of their own.
+    task = "ptb-lstm" if scale == "paper" else "ptb-ablation"
+    return [
+        *(Arm(task, kind) for kind in ("dense", f"dense{NO_DROPOUT}", *DENSE_CHANGES)),
+        *at_sparsities(task, [75], "agp", f"agp{NO_DROPOUT}", *PRUNED_CHANGES, *ABLATIONS),
+    ]
+
+
+EXPERIMENT = Experiment(name="ablations", about="what each option of the gates is worth", title="Ablations", arms=_arms)
