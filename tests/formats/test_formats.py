@@ -117,4 +117,25 @@ def test_integers_refuse_weights_that_are_not_finite(name, bad):
 
 def test_a_file_in_the_folder_is_a_format():
     assert all(isinstance(known, Format) for known in FORMATS.values())
-    assert {"float32", "bfloat16", "int8"} <= set(FORMATS)
+    assert {"float32", "bfloat16", "int8", "int4"} <= set(FORMATS)
+
+
+@pytest.mark.parametrize("depth", [1, 31, 32, 33, 64, 65])
+def test_int4_scales_belong_to_32_inputs(depth):
+    known, grid = FORMATS["int4"], BlockGrid(5, depth, (5, depth))
+    weight = torch.randn(5, depth)
+    before = known.unpack(known.pack(weight, grid), grid)
+    # A huge weight coarsens its own group and no other.
+    weight[2, 0] = 1e4
+    after = known.unpack(known.pack(weight, grid), grid)
+    changed = (before != after).nonzero()
+    assert (changed[:, 0] == 2).all()
+    assert (changed[:, 1] < 32).all()
+
+
+def test_int4_is_better_than_the_symmetric_choice():
+    known, grid, weight = FORMATS["int4"], BlockGrid(256, 256, 64), torch.randn(256, 256)
+    error = (known.unpack(known.pack(weight, grid), grid) - weight).square().mean()
+    scale = weight.view(256, -1, 32).abs().amax(-1, keepdim=True) / 7
+    plain = (weight.view(256, -1, 32) / scale).round() * scale
+    assert error < 0.75 * (plain.view(256, 256) - weight).square().mean()

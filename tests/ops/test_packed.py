@@ -37,6 +37,21 @@ def test_int8_by_hand():
     assert scale[0, :2].tolist() == [1.0, 0.0]
 
 
+def test_int4_by_hand():
+    # 33 inputs: a group of 32 whose largest weight is -8, and a group of one.
+    weight = torch.zeros(2, 33)
+    weight[0, :4] = torch.tensor([-8.0, 7.0, -1.0, 2.0])
+    weight[0, 32] = 3.0
+    blocks, scale = packed.pack_blocks(weight, (2, 33), "int4")
+    assert blocks.shape == (1, 1, 17, 16)
+    assert blocks.dtype == torch.uint8
+    assert blocks[0, 0, [0, 1, 16], 0].tolist() == [0x78, 0x2F, 0x08]
+    assert blocks.count_nonzero() == 3
+    assert scale.shape == (1, 2, 16)
+    assert scale[0, :, 0].tolist() == [1.0, -3 / 8]
+    torch.testing.assert_close(packed.unpack_blocks(blocks, scale, (2, 33, 2, 33), "int4"), weight, rtol=0, atol=0)
+
+
 @given(dimension, dimension, dimension, dimension, formats)
 def test_packing_equals_the_reference_and_comes_back(m, n, block_out, block_in, name):
     weight = torch.randn(m, n)

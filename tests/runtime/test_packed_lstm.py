@@ -16,7 +16,7 @@ from tests.helpers import assert_close, raises_blockgate
 
 DTYPES = list(FORMATS)
 # How far a whole LSTM may be off by rounding the weights, relative to its output.
-ROUNDING = {"float32": 1e-5, "bfloat16": 0.01, "int8": 0.02}
+ROUNDING = {"float32": 1e-5, "bfloat16": 0.01, "int8": 0.02, "int4": 0.15}
 
 
 def make(kind, layers=2):
@@ -126,7 +126,7 @@ def test_whole_language_model():
         assert not [
             m for m in packed.modules() if isinstance(m, (nn.Linear, bg.DynamicSparseLinear, bg.DynamicSparseLSTM))
         ]
-        assert (packed(words) - model(words)).abs().max() < 0.05
+        assert (packed(words) - model(words)).abs().max() < (0.15 if dtype == "int4" else 0.05)
     weights = sum(
         t.numel() * t.element_size() for name, t in bg.pack(model, torch.int8).state_dict().items() if "blocks" in name
     )

@@ -19,7 +19,8 @@ inline constexpr int64_t WHOLE_BLOCK = int64_t(1) << 40;
 #define BLOCKGATE_FORMATS(X)        \
   X(float32, 32, 0, 0)              \
   X(bfloat16, 16, 0, 0)             \
-  X(int8, 8, WHOLE_BLOCK, 127)
+  X(int8, 8, WHOLE_BLOCK, 127)      \
+  X(int4, 4, 32, 8)
 
 #define BLOCKGATE_NAME(name, ...) name,
 enum class Format { BLOCKGATE_FORMATS(BLOCKGATE_NAME) };

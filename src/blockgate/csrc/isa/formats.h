@@ -3,6 +3,7 @@
 
 #include "isa/format_bfloat16.h"
 #include "isa/format_float32.h"
+#include "isa/format_int4.h"
 #include "isa/format_int8.h"
 
 namespace blockgate::BLOCKGATE_ISA {
