@@ -140,7 +140,7 @@ def test_options_of_the_arms():
     assert (agp.pruning.sparsity, agp.pruning.initial, agp.pruning.block_size) == (0.9, 0.05, None)
     assert agp.model.matrices == "dense"
     assert agp.ramp == RampConfig()
-    assert run_of(Arm("ptb-lstm", "block-agp", 90), base).pruning.block_size == 128
+    assert run_of(Arm("ptb-lstm", "block-agp", 90), base).pruning.block_size == (128, 128)
     assert run_of(Arm("ptb-lstm", "static", 50), base).model.matrices == "static"
 
 
@@ -165,7 +165,7 @@ ABLATED = {
     "global": {"model.gate.select"},
     "unnormalised": {"model.gate.normalise"},
     "ramp": {"ramp.end", "ramp.every"},
-    "near-dense": {"model.gate.near_dense"},
+    "near-dense": {"model.near_dense"},
     "half-key": {"model.gate.key_size"},
     "double-key": {"model.gate.key_size"},
     "key-all": {"model.gate.key_size"},
@@ -174,15 +174,15 @@ ABLATED = {
     "double-block": {"model.gate.block_size"},
     "slow-gates": {"optimizer.gate_lr"},
     "fast-gates": {"optimizer.gate_lr"},
-    "softmax-sum": {"model.gate.kind", "model.gate.normalise", "model.gate.select"},
-    "sigmoid": {"model.gate.kind", "model.gate.normalise", "model.gate.select", "model.gate.sparsity"},
+    "softmax-sum": {"model.gate.gate", "model.gate.normalise", "model.gate.select"},
+    "sigmoid": {"model.gate.gate", "model.gate.normalise", "model.gate.select", "model.gate.sparsity"},
     "weight-drop": {"model.weight_dropout"},
     "no-dropout": {"model.dropout"},
     "output-dropout": {"model.dropout", "model.output_dropout"},
     "more-dropout": {"model.dropout"},
     "balance": {"balance"},
-    "from-dense": {"start", "model.gate.near_dense"},
-    "distilled": {"start", "model.gate.near_dense", "distil"},
+    "from-dense": {"start", "model.near_dense"},
+    "distilled": {"start", "model.near_dense", "distil"},
 }
 
 

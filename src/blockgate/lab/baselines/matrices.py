@@ -34,6 +34,6 @@ MATRICES: dict[str, Matrices] = {
         linear=DynamicSparseLinear,
         lstm=DynamicSparseLSTM,
         qrnn=DynamicSparseQRNN,
-        options=lambda gate: gate.options(),
+        options=lambda spec: {"spec": spec},
     ),
 }

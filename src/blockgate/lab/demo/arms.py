@@ -13,11 +13,12 @@ from torch import nn
 from blockgate.checkpoint.atomic import write_whole
 from blockgate.gates import Gate
 from blockgate.lab.data.python_docs import PYTHON_DOCS, python_docs
-from blockgate.lab.models import GateConfig, LanguageModelConfig
+from blockgate.lab.models import LanguageModelConfig
 from blockgate.lab.training import Hook, LanguageModelRun, Trained, load_trained, train
 from blockgate.lab.training.checkpoint import BEST, LAST
 from blockgate.lab.training.config import OptimizerConfig, RampConfig, ScheduleConfig
 from blockgate.lab.training.tasks import make_task
+from blockgate.spec import GateSpec
 
 __all__ = ["ARMS", "CURVE_WORDS", "DemoArm", "TrainedArm", "arm_run", "clear_run", "train_arm"]
 
@@ -60,7 +61,7 @@ def arm_run(arm: DemoArm, *, output: Path, seed: int, threads: int, quick: bool)
 
     Widths are six and ten blocks: then half the blocks of a row is a whole number of them, and a tenth nearly.
     """
-    gate = GateConfig(block_size=64, sparsity=0.0, key_size=64, normalise="rms", select="per_row")
+    gate = GateSpec(block_size=64, sparsity=0.0, key_size=64, normalise="rms", select="per_row")
     model = LanguageModelConfig(
         embedding_size=384, hidden_size=640, num_layers=1, projection=True, dropout=0.1, gate=gate
     )

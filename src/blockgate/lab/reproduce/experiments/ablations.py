@@ -35,8 +35,10 @@ def _scaled(name: str, times: float) -> Callable[[Any], Any]:
 
     def change(run: Any) -> Any:
         value = getattr(run.model.gate, name)
-        in_numbers = {"auto": DEFAULT_KEY_SIZE, "all": run.model.hidden_size}
-        return _gate(**{name: int(times * in_numbers.get(value, value))})(run)
+        in_numbers = {"auto": DEFAULT_KEY_SIZE, None: run.model.hidden_size}
+        size = in_numbers.get(value, value)
+        scaled = tuple(int(times * part) for part in size) if isinstance(size, tuple) else int(times * size)
+        return _gate(**{name: scaled})(run)
 
     return change
 
@@ -51,7 +53,7 @@ def _output_dropout(run: Any) -> Any:
 
 def _other_kind(kind: str, **options: Any) -> Callable[[Any], Any]:
     """Other kinds of gates have neither normalise nor select."""
-    return _gate(kind=kind, normalise=None, select=None, **options)
+    return _gate(gate=kind, normalise=None, select=None, **options)
 
 
 def _ramp(run: Any) -> Any:
@@ -69,7 +71,7 @@ def _gate_rate(times: float) -> Callable[[Any], Any]:
 def _start_from_dense(run: Any) -> Any:
     """The dense arm of the same task and seed lies beside."""
     task = re.split("-from-dense|-distilled", run.output.parent.name)[0]
-    near = _gate(near_dense=True)(run)
+    near = _model(near_dense=True)(run)
     return replace(near, start=run.output.parent.parent / f"{task}-dense" / run.output.name)
 
 
@@ -95,11 +97,11 @@ ABLATIONS = {
     "global": Ablation("rms, among all blocks", _gate(select="global")),
     "unnormalised": Ablation("no normalisation, per row", _gate(normalise="none")),
     "ramp": Ablation("ramp over the first half instead of constant sparsity", _ramp),
-    "near-dense": Ablation("gates start near 1 (bias 1) instead of half closed (bias 0)", _gate(near_dense=True)),
+    "near-dense": Ablation("gates start near 1 (bias 1) instead of half closed (bias 0)", _model(near_dense=True)),
     "half-key": Ablation("half the key", _scaled("key_size", 0.5)),
     "double-key": Ablation("twice the key", _scaled("key_size", 2)),
-    "key-all": Ablation("key of all features", _gate(key_size="all")),
-    "low-rank": Ablation("key of all features through a hidden layer of 16", _gate(key_size="all", gate_hidden=16)),
+    "key-all": Ablation("key of all features", _gate(key_size=None)),
+    "low-rank": Ablation("key of all features through a hidden layer of 16", _gate(key_size=None, gate_hidden=16)),
     "half-block": Ablation("blocks of half the size", _scaled("block_size", 0.5)),
     "double-block": Ablation("blocks of twice the size", _scaled("block_size", 2)),
     "slow-gates": Ablation("a tenth of the learning rate for gates", _gate_rate(0.1)),
