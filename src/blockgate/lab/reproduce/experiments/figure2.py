@@ -11,8 +11,7 @@ from blockgate.inspect.table import markdown_table, to_percent
 from blockgate.lab.reproduce.arms import Arm
 from blockgate.lab.reproduce.experiment import Experiment
 from blockgate.lab.reproduce.experiments import table1, table2
-from blockgate.lab.reproduce.recorded import record_test
-from blockgate.lab.training import Trained
+from blockgate.lab.training import Trained, record_test
 
 __all__ = ["EXPERIMENT"]
 
