@@ -17,20 +17,20 @@ namespace {
 struct BlockRow {
   int64_t weight_offset;  // of the row's first value in the (out, in) weight
   int64_t byte_offset;    // of the row's first element in the blocks
-  int64_t scale_offset;
+  int64_t scale_offset;  // 0 where there are no scales
   RowSize size;
 };
 
 template <class Visit>
 void visit_block_rows(Format format, const Grid& grid, const Visit& visit) {
-  const int64_t padded = packed_panels(grid) * PANEL;
+  const int64_t padded = packed_panels(grid) * PANEL, groups = scale_groups(format, grid);
   run_tasks(grid.rows * grid.cols, threads_for(grid.out * grid.in), [&](int64_t block) {
     const int64_t row = block / grid.cols, col = block % grid.cols;
     for (int64_t o = 0; o < outputs_of_row(grid, row); ++o)
       visit(BlockRow{(row * grid.block_out + o) * grid.in + col * grid.block_in,
                      block * block_bytes(format, grid) + o / PANEL * panel_bytes(format, grid) +
                          o % PANEL * element_bytes(format),
-                     block * scale_groups(format, grid) * padded + o,
+                     groups > 0 ? block * groups * padded + o : 0,
                      {inputs_of_col(grid, col), padded}});
   });
 }
