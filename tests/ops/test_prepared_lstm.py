@@ -144,10 +144,10 @@ def problem(inputs, size, steps, rows, layers=2):
 def test_results_equal_those_of_training(stack, steps, rows, name):
     products = make_stack(*stack, name)
     inputs = problem(stack[0], stack[1], steps, rows)
-    # `expected` has the weights and inputs that packed products stand for, so only the order of sums differs. Where
-    # that leaves an input on the other side of the edge between two steps, its sums differ by a step: rarely.
+    # `expected` has the weights and inputs that packed products stand for, so only the order of sums differs. The sums
+    # of int4, over groups, differ more than those of int8: rarely an input of the next layer falls into another step.
     for result, got, want in zip(("y", "h_n", "c_n"), run(products, *inputs), expected(products, *inputs), strict=True):
-        if name in INTEGERS:
+        if name == "int4":
             unit = max(1.0, want.abs().max().item())
             moved = (got - want).abs() > 1e-5 * unit + 1e-4 * want.abs()
             assert moved.float().mean() < 1e-3

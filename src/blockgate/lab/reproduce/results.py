@@ -71,7 +71,7 @@ def load_result(folder: Path, run: Run) -> dict[str, Any] | None:
         return None
     try:
         result: dict[str, Any] = json.loads(file.read_text())
-        changed = differences(result["run"], run)
+        changed = differences(result["run"], run_to_plain(run))
     except (ValueError, KeyError, TypeError) as error:
         raise invalid(
             "result", expected="a file of blockgate reproduce", got=f"{file}: {error!r}", remedy="Delete it."

@@ -209,7 +209,7 @@ def run_from_plain(data: dict[str, Any]) -> Run:
 
 
 def _in_present_words(data: dict[str, Any]) -> dict[str, Any]:
-    """The plain data of a run, with the options of its gates as GateSpec names them."""
+    """The plain data of a run, with all options of its gates, as GateSpec names them."""
     model = data.get("model")
     gate = model.get("gate") if isinstance(model, dict) else None
     if not isinstance(model, dict) or not isinstance(gate, dict):
@@ -217,6 +217,8 @@ def _in_present_words(data: dict[str, Any]) -> dict[str, Any]:
     renamed = {_FORMER_WORDS.get(name, name): value for name, value in gate.items() if name != "near_dense"}
     if isinstance(size := renamed.get("key_size"), str):
         renamed["key_size"] = _FORMER_KEY_SIZES.get(size, size)
+    if isinstance(size := renamed.get("block_size"), int):
+        renamed["block_size"] = [size, size]
     start = {"near_dense": gate["near_dense"]} if "near_dense" in gate else {}
     return data | {"model": model | start | {"gate": renamed}}
 
@@ -238,9 +240,14 @@ def shipped_configs() -> dict[str, Run]:
         return {file.stem: load_run(file) for file in sorted(path.glob("*.json"))}
 
 
-def differences(old: dict[str, Any], run: Run) -> list[str]:
-    """What of a run as plain data, which an older version may have written, and another run differs and matters."""
-    return _differences(run_to_plain(run_from_plain(old)), run_to_plain(run), "")
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """What of two runs as plain data, which older versions may have written, differs and matters."""
+    return _differences(_whole(old), _whole(new), "")
+
+
+def _whole(run: dict[str, Any]) -> dict[str, Any]:
+    """The run with every option that it leaves out; what is no run of ours is taken as it is."""
+    return run_to_plain(run_from_plain(run)) if run.get("task") in TASKS else run
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any], at: str) -> list[str]:

@@ -288,7 +288,7 @@ class _Training:
         if not (self.run.output / LAST).is_file():
             return
         state = load_checkpoint(self.run.output / LAST)
-        changed = differences(state["run"], self.run)
+        changed = differences(state["run"], run_to_plain(self.run))
         if state.get("fingerprint") != self.fingerprint:
             changed.append("other data")
         if "training" not in state:
