@@ -16,7 +16,7 @@ PACKAGE = Path(blockgate.__file__).parent
 
 # Each room may import from those before it, and from itself. The modules of one inner tuple share a level.
 LEVELS: list[tuple[str, ...]] = [
-    ("_version", "errors"),
+    ("_version", "changes", "errors"),
     ("grid",),
     ("formats",),
     ("ops",),

@@ -65,6 +65,10 @@ class GateSpec:
         object.__setattr__(self, "sparsity", check_sparsity(self.sparsity))
         if isinstance(self.key_size, EllipsisType):
             object.__setattr__(self, "key_size", "auto")
+        for name in ("key_size", "key_offset"):
+            # NumPy's integers become Python's; what is no integer is judged with the input's size.
+            if (number := as_int(getattr(self, name))) is not None:
+                object.__setattr__(self, name, number)
         if self.gate_hidden is not None:
             object.__setattr__(self, "gate_hidden", check_size("gate_hidden", self.gate_hidden))
         if not isinstance(self.gate, str):
@@ -80,10 +84,13 @@ class GateSpec:
     @classmethod
     def of(cls, base: GateSpec | None, options: Mapping[str, Any]) -> GateSpec:
         """The spec of a layer: `base`, or the defaults, with the given options in their place."""
+        if base is not None and not isinstance(base, cls):
+            raise invalid("spec", expected="a GateSpec", got=base, remedy="Pass the options as keyword arguments.")
         names = [field.name for field in fields(cls)]
         for name in options:
             if name not in names:
-                raise invalid("option", expected=f"one of {tuple(names)}", got=name, remedy="Check the spelling.")
+                remedy = "Check the spelling; device and dtype are no options of a gate."
+                raise invalid("option", expected=f"one of {tuple(names)}", got=name, remedy=remedy)
         return replace(cls() if base is None else base, **options)
 
     @classmethod

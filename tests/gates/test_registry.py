@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from torch import nn
 import blockgate as bg
 from blockgate.gates import Gate, gate_kinds, make_gate, register_gate
 from blockgate.gates.registry import GATE_KINDS
-from blockgate.grid import open_blocks
+from blockgate.grid import BlockGrid, open_blocks
 from blockgate.ops import topk_gates
 from blockgate.spec import GateSpec
 from tests.helpers import raises_blockgate
@@ -104,6 +106,54 @@ def test_a_spec_decides_shapes_and_rule():
     gate = make_gate(spec, spec.grid(16, 32))
     assert gate.spec == spec
     assert gate.rule == make_gate(GateSpec.from_json(spec.to_json()), spec.grid(16, 32)).rule
-    with raises_blockgate("spec: expected options that keep the shapes of the gate's parameters"):
+    with raises_blockgate("spec: expected options that keep the kind, the blocks and the shapes of the gate"):
         gate.spec = GateSpec(block_size=(4, 8), key_size=6, gate_hidden=None)
     assert gate.spec == spec
+    for change in ({"gate_hidden": 4}, {"key_size": 9}, {"block_size": 2}, {"gate": "sigmoid"}):
+        with raises_blockgate("spec: expected options that keep"):
+            gate.spec = replace(spec, **change)
+        assert gate.spec == spec
+    gate.spec = replace(spec, gate="eq1", sparsity=0.75)
+    assert (gate.normalise, gate.select, gate.target_sparsity) == ("mean", "global", 0.75)
+
+
+def test_a_bad_spec_changes_nothing():
+    gate = make_gate(GateSpec(gate="sigmoid", sparsity=0.0, block_size=4), BlockGrid(8, 8, 4))
+    before = gate.spec
+    for change, message in (
+        ({"normalise": "mean"}, "normalise and select: expected neither with gate='sigmoid'"),
+        ({"key_size": 2, "key_offset": 1, "sparsity": 0.5}, "sparsity: expected 0 with gate='sigmoid', got 0.5"),
+    ):
+        with raises_blockgate(message):
+            gate.spec = replace(before, **change)
+        assert (gate.spec, gate.key_offset) == (before, 0)
+
+
+def test_a_kind_may_build_on_another(monkeypatch):
+    monkeypatch.setattr("blockgate.gates.registry.GATE_KINDS", dict(GATE_KINDS))
+
+    class Mine(GATE_KINDS["topk"]):
+        kind = "mine"
+
+    register_gate(Mine)
+    assert set(gate_kinds()) == {*GATE_KINDS, "mine"}
+    assert type(bg.DynamicSparseLinear(8, 8, block_size=2, gate="mine").gate) is Mine
+
+
+def test_heads_are_counted_by_the_first_sparsity(tmp_path):
+    model = nn.Sequential(bg.DynamicSparseLinear(8, 8, block_size=2, gate="softmax_sum", sparsity=0.5))
+    model[0].sparsity = 0.75
+    assert model[0].spec.sparsity == 0.75
+    model[0].gate.spec = model[0].spec
+    assert model[0].sparsity == 0.75
+    bg.save_pretrained(model, tmp_path)
+    loaded = bg.load_pretrained(tmp_path, nn.Sequential(nn.Linear(8, 8)))
+    assert (loaded[0].gate.heads, loaded[0].sparsity) == (8, 0.75)
+
+
+def test_gates_of_one_layer_may_have_sparsities_of_their_own(tmp_path):
+    model = nn.ModuleDict({"lstm": bg.DynamicSparseLSTM(16, 16, block_size=4)})
+    bg.set_sparsity(model, {"lstm.gate_ih_l0": 0.75, "*": 0.5})
+    bg.save_pretrained(model, tmp_path)
+    loaded = bg.load_pretrained(tmp_path, nn.ModuleDict({"lstm": nn.LSTM(16, 16)}))
+    assert [gate.target_sparsity for gate in loaded["lstm"]._gates()] == [0.75, 0.5]

@@ -179,5 +179,5 @@ def test_wrong_sizes_are_refused(name, shape, message):
 @pytest.mark.skipif(native.unavailable_reason() is not None, reason="native kernels are not built")
 def test_a_key_outside_the_state_is_refused():
     tensors, options = problem(Case(3, 2, 12, (5, 4)))
-    with pytest.raises(RuntimeError, match=r"key: expected a part of the 12 hidden units, got \[6, 18\)"):
+    with pytest.raises(RuntimeError, match=r"key: expected a part of the 12 hidden units, got 12 from 6 on"):
         gated_lstm(*tensors, **{**options, "key_offset": 6})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -69,7 +68,7 @@ def _check_options(name: str, layer: nn.Module, entry: Mapping[str, Any]) -> Non
     """Raises unless the gates of this layer follow the options of the checkpoint."""
     saved = _saved_spec(name, entry)
     for gate in _gates_of(layer):
-        if make_gate(saved, saved.grid(gate.grid.out_features, gate.grid.in_features), device="meta").rule != gate.rule:
+        if not _follows(gate, saved):
             raise invalid(
                 f"layer {name!r}",
                 expected=f"the options of the checkpoint, {saved}",
@@ -86,16 +85,23 @@ def _saved_spec(name: str, entry: Mapping[str, Any]) -> GateSpec:
 
 
 def _spec_of(layer: nn.Module) -> GateSpec:
-    """The spec that makes this layer of its dense form; an error where its gates have different ones."""
-    specs = [gate.spec for gate in _gates_of(layer)]
-    if any(replace(spec, backend="auto") != replace(specs[0], backend="auto") for spec in specs):
+    """The spec that makes this layer of its dense form; an error where its gates can't all be made by one."""
+    gates = _gates_of(layer)
+    spec = gates[0].spec_to_make
+    if not all(_follows(gate, spec) for gate in gates):
         raise invalid(
             type(layer).__name__,
             expected="the same options for all gates of one layer",
-            got=specs,
+            got=[gate.spec for gate in gates],
             remedy="Save the state_dict, and build the model in code.",
         )
-    return specs[0]
+    return spec
+
+
+def _follows(gate: Gate, spec: GateSpec) -> bool:
+    """Whether the spec makes such a gate, but for its sparsity of now."""
+    grid = spec.grid(gate.grid.out_features, gate.grid.in_features)
+    return make_gate(spec, grid, device="meta").rule == gate.rule
 
 
 def _gates_of(layer: nn.Module) -> list[Gate]:

@@ -8,7 +8,8 @@ namespace blockgate {
 // Outputs per panel of the packed layout: block -> panels -> k -> 16 outputs contiguous.
 inline constexpr int64_t PANEL = 16;
 
-static constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// For a from 0 and b from 1, however large.
+static constexpr int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 static constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static constexpr int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
 

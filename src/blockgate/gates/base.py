@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from blockgate.changes import CountsChanges
 from blockgate.errors import BlockgateError, invalid
 from blockgate.grid import BlockGrid, check_sparsity
 from blockgate.ops import gate_scores
@@ -18,11 +19,14 @@ from blockgate.spec import GateSpec
 
 __all__ = ["Gate"]
 
+# The options of GateSpec that only some kinds take.
+OPTIONS_OF_KINDS = ("normalise", "select")
+
 # How far a gate made for a trained dense layer starts from the value 1, in standard deviations for a unit input.
 NEAR_DENSE_SPREAD = 0.02
 
 
-class Gate(nn.Module, ABC):
+class Gate(CountsChanges, ABC):
     """Decides, for every row of the input, which blocks of a grid open and how wide.
 
     Calling a gate with x (N, in_features) returns compact gates: values (N, E), 0 where closed, and the index of the
@@ -78,34 +82,63 @@ class Gate(nn.Module, ABC):
     @property
     def spec(self) -> GateSpec:
         """Its options as they are now. Assign a changed spec to change them; parameters must keep their shapes."""
-        return replace(self._spec, sparsity=self._sparsity_to_make())
+        return replace(self._spec, sparsity=self.target_sparsity)
 
     @spec.setter
     def spec(self, spec: GateSpec) -> None:
-        before = self._spec
-        self._take(spec)
-        if self._shapes() != (self.num_scores, self.weight.shape[1], before.gate_hidden or 0):
+        before, shapes = self._spec, self._shapes()
+        fits = spec.gate in {self.kind, *self.own_aliases()} and spec.block_size == self.grid.block
+        try:
+            self._take(spec)
+            open_blocks = self.count_open(spec.sparsity)
+            fits = fits and self._shapes() == shapes
+        except BaseException:
+            self._take(before)
+            raise
+        if not fits:
             self._take(before)
             raise invalid(
                 "spec",
-                expected=f"options that keep the shapes of the gate's parameters, as {before}",
+                expected=f"options that keep the kind, the blocks and the shapes of the gate, {before}",
                 got=spec,
                 remedy="Make a new layer with this spec.",
             )
-        self.target_sparsity = spec.sparsity
+        self._open(spec.sparsity, open_blocks)
 
-    def _sparsity_to_make(self) -> float:
-        """The sparsity that would make this gate again."""
-        return self.target_sparsity
+    @property
+    def spec_to_make(self) -> GateSpec:
+        """The spec that makes such a gate again, for checkpoints; the sparsity of now is kept beside it."""
+        return self.spec
+
+    @classmethod
+    def own_aliases(cls) -> dict[str, dict[str, Any]]:
+        """Other names for this very kind; a subclass has its own."""
+        aliases: dict[str, dict[str, Any]] = vars(cls).get("aliases", {})
+        return aliases
 
     def _take(self, spec: GateSpec) -> None:
         """Makes `spec` the gate's own: what it means for this grid is worked out once."""
+        spec = self._resolved(spec)
         self._key = spec.key(self.grid.in_features)
         self._hidden_size, self._backend = spec.gate_hidden or 0, spec.backend
         self._spec = replace(spec, block_size=self.grid.block, gate=self.kind)
 
+    def _resolved(self, spec: GateSpec) -> GateSpec:
+        """The spec with an alias spelled out; options that this kind doesn't take are an error."""
+        meant = self.own_aliases().get(spec.gate, {})
+        given = {name: value for name in OPTIONS_OF_KINDS if (value := getattr(spec, name)) is not None}
+        foreign = {n: v for n, v in given.items() if n not in self.own_options or (meant and v != meant.get(n))}
+        if foreign:
+            raise invalid(
+                "normalise and select",
+                expected=f"neither with gate={spec.gate if meant else self.kind!r}",
+                got=foreign,
+                remedy="Only gate='topk' has these options; leave both unset, or None.",
+            )
+        return replace(spec, **meant)
+
     def _shapes(self) -> tuple[int, int, int]:
-        return self.count_scores(), self.hidden_size or self.key_size, self.hidden_size
+        return self.count_scores(), self.key_size, self.hidden_size
 
     @property
     def key_offset(self) -> int:
@@ -151,7 +184,9 @@ class Gate(nn.Module, ABC):
 
     @target_sparsity.setter
     def target_sparsity(self, sparsity: float) -> None:
-        open_blocks = self.count_open(check_sparsity(sparsity))
+        self._open(sparsity, self.count_open(check_sparsity(sparsity)))
+
+    def _open(self, sparsity: float, open_blocks: int) -> None:
         self._sparsity = float(sparsity)
         self._open_blocks = open_blocks
         self._open_blocks_carrier = _carry(open_blocks)
@@ -213,12 +248,14 @@ class Gate(nn.Module, ABC):
             bound = 1 / math.sqrt(weight.shape[1])
             nn.init.uniform_(weight, -bound, bound)
             nn.init.zeros_(bias)
+        self.count_change()
 
     def reset_near_dense(self) -> None:
         """Weights whose gates start close to 1, for a weight matrix that was trained without gates."""
         self.reset_parameters()
         nn.init.normal_(self.weight, std=NEAR_DENSE_SPREAD / math.sqrt(self.weight.shape[1]))
         nn.init.ones_(self.bias)
+        self.count_change()
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -16,18 +15,16 @@ __all__ = ["GATE_KINDS", "gate_kinds", "make_gate", "register_gate"]
 
 GATE_KINDS: dict[str, type[Gate]] = {}
 
-# The options of GateSpec that only some kinds take, each with its value where it is unset.
-OPTIONS_OF_KINDS = ("normalise", "select")
-
 Kind = TypeVar("Kind", bound=type[Gate])
 
 
 def register_gate(kind: Kind) -> Kind:
     """Makes a subclass of `Gate` known by its `kind`, to layers, configs and checkpoints; a decorator."""
-    for name in (kind.kind, *kind.aliases):
-        known = GATE_KINDS.setdefault(name, kind)
-        if known is not kind:
+    names = (kind.kind, *kind.own_aliases())
+    for name in names:
+        if (known := GATE_KINDS.get(name, kind)) is not kind:
             raise invalid("register_gate", expected="a name that is free", got=name, remedy=f"{known} has it.")
+    GATE_KINDS.update(dict.fromkeys(names, kind))
     return kind
 
 
@@ -42,19 +39,4 @@ def make_gate(
     """The gate that a spec describes, for a grid. Options that the kind doesn't take are an error."""
     if spec.gate not in GATE_KINDS:
         raise invalid("gate", expected=f"one of {gate_kinds()}", got=spec.gate, remedy="The paper's gate is 'eq1'.")
-    kind = GATE_KINDS[spec.gate]
-    meant = kind.aliases.get(spec.gate, {})
-    given = {name: value for name in OPTIONS_OF_KINDS if (value := getattr(spec, name)) is not None}
-    foreign = {
-        name: value
-        for name, value in given.items()
-        if name not in kind.own_options or (meant and value != meant.get(name))
-    }
-    if foreign:
-        raise invalid(
-            "normalise and select",
-            expected=f"neither with gate={spec.gate!r}",
-            got=foreign,
-            remedy="Only gate='topk' has these options; leave both unset, or None.",
-        )
-    return kind(grid, replace(spec, **meant), device=device, dtype=dtype)
+    return GATE_KINDS[spec.gate](grid, spec, device=device, dtype=dtype)

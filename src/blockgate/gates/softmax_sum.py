@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,9 +44,10 @@ class SoftmaxSumGate(Gate):
         self.temperature = temperature
         self._first_sparsity = spec.sparsity
 
-    def _sparsity_to_make(self) -> float:
-        # It counts the heads, which may be more than are used now.
-        return self._first_sparsity
+    @property
+    def spec_to_make(self) -> GateSpec:
+        """The spec with its first sparsity, which counts the heads: they may be more than are used now."""
+        return replace(self.spec, sparsity=self._first_sparsity)
 
     def count_scores(self) -> int:
         """A score for each block and head."""

@@ -34,8 +34,8 @@ class TopKGate(Gate):
 
     def _take(self, spec: GateSpec) -> None:
         super()._take(spec)
-        self._normalise = spec.normalise or "rms"
-        self._select = spec.select or _default_select(self.grid)
+        self._normalise = self._spec.normalise or "rms"
+        self._select = self._spec.select or _default_select(self.grid)
         self._groups = self.grid.out_blocks if self._select == "per_row" else 1
 
     @property

@@ -13,7 +13,7 @@ from blockgate.errors import invalid
 from blockgate.find import outermost
 from blockgate.inspect.table import text_columns
 from blockgate.runtime import RUNNABLE
-from blockgate.runtime.plan import FUSED, Plan
+from blockgate.runtime.plan import FUSED, PATHS, Plan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,6 +100,5 @@ NOT_RUN = Plan("not run", "the model did not call it", "Its weights may be read 
 
 
 def _row(name: str, layer: nn.Module, plans: list[Plan]) -> LayerPath:
-    slower = [plan for plan in plans if plan.path != FUSED]
-    plan = slower[0] if slower else plans[0] if plans else NOT_RUN
+    plan = max(plans, key=lambda plan: PATHS.index(plan.path)) if plans else NOT_RUN
     return LayerPath(layer=name, kind=type(layer).__name__, path=plan.path, why=plan.why, remedy=plan.remedy)

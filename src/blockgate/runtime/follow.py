@@ -14,18 +14,20 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-__all__ = ["Followed"]
+__all__ = ["Followed", "versions_refusal"]
 
 Value = TypeVar("Value")
 
-# How often an optimizer has stepped a parameter, by the parameter's id: fused optimizers leave no other trace. An id
-# may pass to another tensor; its count then goes on, and nothing else is asked of it than to change.
+# How often an optimizer has stepped the memory at an address, for the addresses that somebody follows: fused optimizers
+# leave no other trace. By address, since an optimizer may hold another tensor on the same memory.
 _steps: dict[int, int] = {}
 _watching = False
 
 
-def _watch_optimizers() -> None:
+def _watch_optimizers(copied: Sequence[Tensor]) -> None:
     global _watching
+    for tensor in copied:
+        _steps.setdefault(tensor.data_ptr(), 0)
     if not _watching:
         register_optimizer_step_post_hook(_count_step)
         _watching = True
@@ -34,39 +36,38 @@ def _watch_optimizers() -> None:
 def _count_step(optimizer: Optimizer, *_: Any) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            _steps[id(parameter)] = _steps.get(id(parameter), 0) + 1
+            address = parameter.data_ptr()
+            if address in _steps:
+                _steps[address] += 1
 
 
 class Followed(Generic[Value]):
-    """A value made from tensors, or the reason why none can be made of them.
+    """A value made from tensors and other objects, or the reason why none can be made of them.
 
-    A change is another tensor, other memory, a higher version counter, or a step of the optimizer that holds the
-    tensor; `drop` covers the rest. Copies and pickles start empty. Threads may race to make the value: each gets a
-    right one.
+    Objects are followed by identity. Tensors of which the value holds a copy are followed by their content too: other
+    memory, a higher version counter, or a step of the optimizer that holds them is a change; `drop` covers the rest.
+    Copies and pickles start empty. Threads may race to make the value: each gets a right one.
     """
 
     def __init__(self) -> None:
-        self._state: tuple[list[Any], Value | Refusal, list[Any]] | None = None
+        self._state: tuple[list[int], Value | Refusal, tuple[object, ...], list[Tensor]] | None = None
 
     def get(
-        self, sources: Sequence[Tensor | None], options: Sequence[object], make: Callable[[], Value | Refusal]
+        self, objects: tuple[object, ...], copied: Sequence[Tensor], make: Callable[[], Value | Refusal]
     ) -> Value | Refusal:
-        """The value for these sources and options (compared by identity), from `make` if it isn't there or is stale."""
-        marks = [id(option) for option in options]
-        try:
-            for t in sources:
-                if t is not None:
-                    number = id(t)
-                    marks += (number, t.data_ptr(), t._version, _steps.get(number, 0))
-        except RuntimeError:  # an inference tensor has no version counter
-            return INFERENCE_WEIGHTS
+        """The value for these objects, from `make` if it isn't there or is stale. Runs before every small product."""
+        marks = [*map(id, objects)]
+        for t in copied:
+            address = t.data_ptr()
+            # A tensor made in inference mode counts no versions; asking would raise, which takes long.
+            marks += (address, -1 if t.is_inference() else t._version, _steps.get(address, 0))
         state = self._state
         if state is not None and state[0] == marks:
             return state[1]
-        _watch_optimizers()
+        _watch_optimizers(copied)
         value = make()
-        # Holding options and memory keeps their ids and addresses from being given to others.
-        self._state = (marks, value, [*options, *(t.detach() for t in sources if t is not None)])
+        # Holding objects and memory keeps their ids and addresses from being given to others.
+        self._state = (marks, value, objects, [t.detach() for t in copied])
         return value
 
     def drop(self) -> None:
@@ -75,3 +76,8 @@ class Followed(Generic[Value]):
 
     def __reduce__(self) -> tuple[type[Followed[Any]], tuple[()]]:
         return Followed, ()
+
+
+def versions_refusal(copied: Sequence[Tensor]) -> Refusal | None:
+    """Whether edits of these tensors would go unseen: they were made in inference mode."""
+    return INFERENCE_WEIGHTS if any(t.is_inference() for t in copied) else None

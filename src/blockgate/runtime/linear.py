@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from blockgate.ops import check_device, gated_linear
 from blockgate.runtime.block_linear import GatedLinear, autocast_dtype, check_like, check_rows
-from blockgate.runtime.follow import Followed
+from blockgate.runtime.follow import Followed, versions_refusal
 from blockgate.runtime.plan import (
     FUSED,
     GRADIENTS,
@@ -18,10 +18,12 @@ from blockgate.runtime.plan import (
     gate_refusal,
     input_refusal,
     memory_refusal,
+    shadow_refusal,
     slower_path,
+    watcher_refusal,
     weights_refusal,
 )
-from blockgate.runtime.prepared import PreparedLinear
+from blockgate.runtime.prepared import PreparedLinear, copied_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +48,7 @@ class RunnableLinear(nn.Module, GatedLinear):
     def forward(self, x: Tensor) -> Tensor:
         """y (..., out_features) for x (..., in_features), at the cost of the blocks that x opens."""
         fused = self._fused(x)
-        if type(fused) is PreparedLinear and x.shape[-1:] == (fused.in_features,):
+        if type(fused) is PreparedLinear and fused.fits(x):
             return fused(x)
         self._check_input(x)
         rows = x.reshape(-1, self.in_features)
@@ -83,15 +85,18 @@ class RunnableLinear(nn.Module, GatedLinear):
         """The layer prepared for one native call, or what stands against it."""
         if torch.is_grad_enabled():
             return GRADIENTS
-        gate = cast("TopKGate", self._modules["gate"])
-        refusal = input_refusal(x) or gate_refusal(gate) or weights_refusal(self, ("weight", "bias"))
+        gate, parameters = cast("TopKGate", self._modules["gate"]), self._parameters
+        refusal = input_refusal(x) or watcher_refusal(gate) or shadow_refusal(self)
         if refusal is not None:
             return refusal
-        sources = (self._parameters["weight"], self._parameters["bias"], *gate._parameters.values())
-        return self._copy.get(sources, (gate, gate._spec), self._prepare)
+        copied = copied_of(parameters.get("weight"), gate)
+        objects = (*parameters.values(), type(gate), gate._spec, *gate._parameters.values())
+        return self._copy.get(objects, copied, self._prepare)
 
     def _prepare(self) -> PreparedLinear | Refusal:
-        refusal = memory_refusal((self.weight, self.bias, *self.gate.parameters()))
+        refusal = weights_refusal(self, ("weight", "bias")) or gate_refusal(self.gate)
+        refusal = refusal or memory_refusal((self.weight, self.bias, *self.gate.parameters()))
+        refusal = refusal or versions_refusal(copied_of(self.weight, self.gate))
         if refusal is not None:
             return refusal
         return PreparedLinear.copy_of(self._matrix(), self.bias, self.gate)

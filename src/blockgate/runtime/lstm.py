@@ -12,7 +12,7 @@ from blockgate.gates import Gate
 from blockgate.ops import check_device, gated_linear
 from blockgate.ops.gated_lstm import gated_lstm
 from blockgate.runtime.block_linear import autocast_dtype, check_like
-from blockgate.runtime.follow import Followed
+from blockgate.runtime.follow import Followed, versions_refusal
 from blockgate.runtime.plan import (
     BACKEND,
     FUSED,
@@ -26,10 +26,12 @@ from blockgate.runtime.plan import (
     gate_refusal,
     input_refusal,
     memory_refusal,
+    shadow_refusal,
     slower_path,
+    watcher_refusal,
     weights_refusal,
 )
-from blockgate.runtime.prepared import PreparedLinear, PreparedLSTM
+from blockgate.runtime.prepared import PreparedLinear, PreparedLSTM, copied_of
 from blockgate.runtime.recurrent import LSTMState, SegmentRun, Segments, recur, run_layers, step_by_step
 
 if TYPE_CHECKING:
@@ -125,7 +127,8 @@ class RunnableLSTM(nn.Module):
         if not isinstance(fused, Refusal):
             return Plan(FUSED)
         plan = slower_path(fused, rows, self.backend)
-        needs_calls = next((r for gate in self._gates() if (r := _must_be_called(gate)) is not None), None)
+        recurrent = [self.matrix("hh", suffix).gate for suffix in self._suffixes]
+        needs_calls = next((r for gate in recurrent if (r := _must_be_called(gate)) is not None), None)
         return Plan(STEPS, *needs_calls) if needs_calls is not None and plan.path == OPS else plan
 
     def _recurrence(self, suffix: str) -> SegmentRun:
@@ -144,30 +147,40 @@ class RunnableLSTM(nn.Module):
         refusal = input_refusal(rows)
         if refusal is None and any(s.dtype is not torch.float32 for s in state):
             refusal = STATE_TYPE
-        if refusal is None:
-            refusal = weights_refusal(self, self._names())
         gates = self._gates()
         for gate in gates:
-            refusal = refusal or gate_refusal(gate)
+            refusal = refusal or watcher_refusal(gate)
+        refusal = refusal or shadow_refusal(self)
         if refusal is not None:
             return refusal
-        sources = [*self._parameters.values(), *(p for gate in gates for p in gate._parameters.values())]
-        return self._copy.get(sources, [option for gate in gates for option in (gate, gate._spec)], self._prepare)
+        objects: list[object] = [*self._parameters.values()]
+        for gate in gates:
+            objects += (type(gate), gate._spec, *gate._parameters.values())
+        return self._copy.get(tuple(objects), self._copied(), self._prepare)
+
+    def _copied(self) -> list[Tensor]:
+        """The tensors that preparing the layers copies."""
+        parameters = self._parameters
+        return [t for name, gate in self._named_gates() for t in copied_of(parameters.get(f"weight_{name}"), gate)]
 
     def _prepare(self) -> PreparedLSTM | Refusal:
-        refusal = memory_refusal(self.parameters())
+        names = [f"{what}_{name}" for name, _ in self._named_gates() for what in ("weight", "bias")]
+        refusal = weights_refusal(self, names)
+        for gate in self._gates():
+            refusal = refusal or gate_refusal(gate)
+        refusal = refusal or memory_refusal(self.parameters()) or versions_refusal(self._copied())
         if refusal is not None:
             return refusal
         return PreparedLSTM([PreparedLinear.copy_of(*matrix) for matrix in self.matrices().values()])
 
     def _gates(self) -> list[Gate]:
         """All gates, in the order of `matrices`."""
-        return [cast("Gate", self._modules[f"gate_{p}{suffix}"]) for suffix in self._suffixes for p in ("ih", "hh")]
+        return [gate for _, gate in self._named_gates()]
 
-    def _names(self) -> list[str]:
-        """The names of all weights and biases."""
-        parts = [f"{part}{suffix}" for suffix in self._suffixes for part in ("ih", "hh")]
-        return [f"{what}_{part}" for part in parts for what in ("weight", "bias")]
+    def _named_gates(self) -> list[tuple[str, Gate]]:
+        """All gates, by the end of their matrix's name."""
+        names = [f"{part}{suffix}" for suffix in self._suffixes for part in ("ih", "hh")]
+        return [(name, cast("Gate", self._modules[f"gate_{name}"])) for name in names]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.repack()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from blockgate.changes import CountsChanges
 from blockgate.errors import BlockgateError, invalid
 from blockgate.formats import Format, PackedWeight, get_format
 from blockgate.grid import BlockGrid
@@ -15,7 +16,6 @@ from blockgate.ops.packed_linear import dense_packed_linear, packed_linear, unpa
 from blockgate.runtime.block_linear import BlockLinear, GatedLinear, autocast_dtype, check_rows
 from blockgate.runtime.plan import (
     FUSED,
-    GATE_HOOKS,
     GRADIENTS,
     Plan,
     Refusal,
@@ -23,6 +23,7 @@ from blockgate.runtime.plan import (
     input_refusal,
     memory_refusal,
     slower_path,
+    watcher_refusal,
     weights_refusal,
 )
 from blockgate.runtime.prepared import PreparedLinear, pack_weight
@@ -49,7 +50,7 @@ FORMAT_VERSION = 1
 DENSE_BLOCK = 128
 
 
-class PackedBlocks(nn.Module):
+class PackedBlocks(CountsChanges):
     """The packed blocks of one weight, as buffers; loads an unpacked weight too, and packs it anew.
 
     Args:
@@ -89,7 +90,7 @@ class PackedBlocks(nn.Module):
         return f"{self.format.name}, blocks={self.grid.out_blocks}x{self.grid.in_blocks}"
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        return super()._apply(_moving_only(fn), recurse)  # type: ignore[no-untyped-call]
+        return super()._apply(_moving_only(fn), recurse)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         version = state_dict.get(prefix + "version")
@@ -126,11 +127,12 @@ def _pack_checked(weight: Tensor, grid: BlockGrid, stored_as: Format) -> PackedW
     return pack_weight(weight, grid, stored_as)
 
 
-class PackedLinear(nn.Module, BlockLinear):
+class PackedLinear(CountsChanges, BlockLinear):
     """nn.Linear on packed blocks, all of them open. For inference; made by `pack`.
 
-    Packed layers are frozen: what is prepared for native calls is made once, and made again only after
-    `load_state_dict`, `.to()` or an assignment. After other changes, such as edits of gate weights, call `repack()`.
+    Packed layers are frozen: what is prepared for native calls is made once, and made again after an assignment, after
+    loading and after `.to()`. Biases and blocks are read in place; edit the values of gate weights by hand, and you
+    have to call `repack()`.
 
     Args:
         weight: (out_features, in_features), or the other way round where `transposed`; copied, and not kept.
@@ -141,6 +143,8 @@ class PackedLinear(nn.Module, BlockLinear):
     """
 
     bias: nn.Parameter | None
+    # What is prepared, or why nothing can be; and how often the layer and its parts had changed then.
+    _prepared: tuple[PreparedLinear | Refusal | None, tuple[int, ...]]
 
     def __init__(
         self,
@@ -158,12 +162,12 @@ class PackedLinear(nn.Module, BlockLinear):
         self.packed = PackedBlocks(weight, self.grid, get_format(dtype))
         copied = None if bias is None else nn.Parameter(bias.detach().float().clone(), requires_grad=False)
         self.register_parameter("bias", copied)
-        self._prepared: PreparedLinear | Refusal | None = None
+        self.repack()
 
     def forward(self, x: Tensor) -> Tensor:
         """y (..., out_features) for x (..., in_features), in the type of x; computed in float32."""
         fused = self._fused(x)
-        if type(fused) is PreparedLinear and x.shape[-1:] == (fused.in_features,):
+        if type(fused) is PreparedLinear and fused.fits(x):
             return fused(x)
         self._check_input(x)
         y = self._product(x.reshape(-1, self.in_features).float())
@@ -175,21 +179,28 @@ class PackedLinear(nn.Module, BlockLinear):
         return slower_path(fused, x, "auto") if isinstance(fused, Refusal) else Plan(FUSED)
 
     def repack(self) -> None:
-        """Forgets what is prepared for native calls; needed after writing parameters by hand."""
-        self._prepared = None
+        """Forgets what is prepared for native calls; needed after editing the values of gate weights by hand."""
+        self.__dict__["_prepared"] = (None, ())
 
     def prepared(self) -> PreparedLinear | Refusal:
         """The layer prepared for native calls, or why it can't be now."""
-        prepared = self._prepared
-        if prepared is None:
-            prepared = self._prepared = self._prepare()
+        changes = self._count_changes()
+        prepared, known = self._prepared
+        if prepared is None or known != changes:
+            prepared = self._prepare()
+            self.__dict__["_prepared"] = (prepared, changes)
         return prepared
+
+    def _count_changes(self) -> tuple[int, ...]:
+        """How often the layer and its parts have changed."""
+        return self.changes, cast("PackedBlocks", self._modules["packed"]).changes
 
     def _fused(self, x: Tensor) -> PreparedLinear | Refusal:
         """The layer prepared for one native call with x, or what stands against it."""
-        if x.requires_grad and torch.is_grad_enabled():
-            return GRADIENTS
-        return input_refusal(x) or self.prepared()
+        refusal = input_refusal(x)
+        if refusal is None and x.requires_grad and torch.is_grad_enabled():
+            refusal = GRADIENTS
+        return refusal or self.prepared()
 
     def _prepare(self) -> PreparedLinear | Refusal:
         refusal = weights_refusal(self, ("bias",)) or memory_refusal((self.bias,))
@@ -201,6 +212,10 @@ class PackedLinear(nn.Module, BlockLinear):
         packed = PackedWeight(self.packed.blocks, self.packed.scale)
         return PreparedLinear(packed, self.bias, self.grid, self.packed.format, gate)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles prepare their own.
+        return {**self.__dict__, "_prepared": (None, ())}
+
     def _product(self, rows: Tensor) -> Tensor:
         """y (N, out_features) for rows (N, in_features) of float32, by the op."""
         packed = self.packed
@@ -208,17 +223,7 @@ class PackedLinear(nn.Module, BlockLinear):
         return y
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self.repack()
-        return super()._apply(_moving_only(fn), recurse)  # type: ignore[no-untyped-call]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in {"bias", "gate", "packed"}:
-            self.__dict__["_prepared"] = None
-        super().__setattr__(name, value)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Copies and pickles prepare their own.
-        return {**self.__dict__, "_prepared": None}
+        return super()._apply(_moving_only(fn), recurse)
 
     def extra_repr(self) -> str:
         """The sizes, for print(model)."""
@@ -251,7 +256,6 @@ class PackedLinear(nn.Module, BlockLinear):
             fresh = {"blocks": packed.blocks, "scale": packed.scale, "version": torch.tensor(FORMAT_VERSION)}
             state_dict.update({f"{prefix}packed.{name}": value for name, value in fresh.items()})
         super()._load_from_state_dict(state_dict, prefix, *args)
-        self.repack()
 
 
 class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
@@ -287,8 +291,12 @@ class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
 
     def prepared(self) -> PreparedLinear | Refusal:
         """The layer prepared for native calls, or why it can't be now."""
-        gate = cast("Gate", self._modules["gate"])
-        return GATE_HOOKS if gate._forward_hooks or gate._forward_pre_hooks else super().prepared()
+        gate = cast("TopKGate", self._modules["gate"])
+        return watcher_refusal(gate) or super().prepared()
+
+    def _count_changes(self) -> tuple[int, ...]:
+        modules = self._modules
+        return self.changes, cast("PackedBlocks", modules["packed"]).changes, cast("Gate", modules["gate"]).changes
 
     def _prepare(self) -> PreparedLinear | Refusal:
         return gate_refusal(self.gate) or memory_refusal(self.gate.parameters()) or super()._prepare()

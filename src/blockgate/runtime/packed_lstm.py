@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PackedLSTM"]
 
+# The prepared matrices of an LSTM, and the stack that was made of them: written as one, so that threads see a pair.
+Stack: TypeAlias = "tuple[list[PreparedLinear | Refusal], PreparedLSTM | Refusal]"
+NO_STACK: Stack = ([], LAYER_HOOKS)
+
 
 class PackedLSTM(LSTMInterface):
     """nn.LSTM or DynamicSparseLSTM on packed blocks, for inference; made by `pack`.
@@ -59,9 +63,7 @@ class PackedLSTM(LSTMInterface):
         super().__init__(first.in_features, recurrent.in_features, len(matrices) // 2, batch_first)
         for name, matrix in matrices.items():
             self.add_module(name, matrix)
-        # The prepared matrices, and the stack that was made of them.
-        self._parts: list[PreparedLinear | Refusal] = []
-        self._prepared: PreparedLSTM | Refusal = LAYER_HOOKS
+        self._stack = NO_STACK
         self.train(False)
 
     def train(self, mode: bool = True) -> Self:  # noqa: ARG002
@@ -128,15 +130,16 @@ class PackedLSTM(LSTMInterface):
         if any(m._forward_hooks or m._forward_pre_hooks for m in matrices):
             return LAYER_HOOKS
         parts = [matrix.prepared() for matrix in matrices]
-        if parts != self._parts:
+        known, stack = self._stack
+        if parts != known:
             refusal = next((part for part in parts if isinstance(part, Refusal)), None)
-            self._prepared = refusal or PreparedLSTM(cast("list[PreparedLinear]", parts))
-            self._parts = parts
-        return self._prepared
+            stack = refusal or PreparedLSTM(cast("list[PreparedLinear]", parts))
+            self._stack = (parts, stack)
+        return stack
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles prepare their own.
-        return {**self.__dict__, "_parts": [], "_prepared": LAYER_HOOKS}
+        return {**self.__dict__, "_stack": NO_STACK}
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         # A checkpoint of the unpacked LSTM has `weight_ih_l0`: hand it to the matrix `ih_l0`, which packs it.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FUSED",
     "OPS",
+    "PATHS",
     "REFERENCE",
     "STEPS",
     "Plan",
@@ -30,7 +31,9 @@ __all__ = [
     "gate_refusal",
     "input_refusal",
     "memory_refusal",
+    "shadow_refusal",
     "slower_path",
+    "watcher_refusal",
     "weights_refusal",
 ]
 
@@ -39,6 +42,7 @@ FUSED = "fused native"
 OPS = "separate ops"
 STEPS = "step by step"
 REFERENCE = "reference"
+PATHS = (FUSED, OPS, STEPS, REFERENCE)
 
 
 class Refusal(NamedTuple):
@@ -82,6 +86,9 @@ LAYER_DROPOUT = Refusal("dropout between layers is active", "Right for training.
 LAYER_HOOKS = Refusal("a matrix of the layer has forward hooks", "Remove the hooks.")
 
 
+GATE_PARAMETERS = {"weight", "bias", "hidden_weight", "hidden_bias"}
+
+
 def input_refusal(x: Tensor) -> Refusal | None:
     """What about the input, or about the surroundings of the call, stands against one native call."""
     if type(x) is not Tensor:
@@ -108,28 +115,32 @@ def input_refusal(x: Tensor) -> Refusal | None:
 
 def gate_refusal(gate: nn.Module) -> Refusal | None:
     """Why native code can't stand in for a gate: it computes something else, or somebody looks on."""
+    if not gate._parameters.keys() >= GATE_PARAMETERS:
+        return GATE_WEIGHTS
     if not vars(type(gate)).get("native"):
         return GATE_KIND
     if gate._forward_hooks or gate._forward_pre_hooks:
         return GATE_HOOKS
     if "forward" in gate.__dict__ or "scores" in gate.__dict__:
         return GATE_PATCHED
-    if "weight" not in gate._parameters or "bias" not in gate._parameters or "hidden_weight" not in gate._parameters:
-        return GATE_WEIGHTS
-    if gate.backend == "reference":
-        return BACKEND
-    return None
+    return BACKEND if gate.backend == "reference" else None
+
+
+def watcher_refusal(gate: nn.Module) -> Refusal | None:
+    """`gate_refusal` where the gate's class, spec and parameters are known to be those of a gate without one."""
+    own = gate.__dict__
+    watched = own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own or "scores" in own
+    return gate_refusal(gate) if watched else None
 
 
 def weights_refusal(layer: nn.Module, names: Iterable[str]) -> Refusal | None:
     """Whether these are ordinary parameters of the layer: parametrized and pruned ones are computed on the way."""
-    parameters, shadows = layer._parameters, layer.__dict__
-    for name in names:
-        if name not in parameters:
-            return WEIGHTS
-        if name in shadows:
-            return SHADOWED
-    return None
+    return None if all(name in layer._parameters for name in names) else WEIGHTS
+
+
+def shadow_refusal(layer: nn.Module) -> Refusal | None:
+    """Whether attributes of the layer stand in for its parameters for the moment."""
+    return None if layer._parameters.keys().isdisjoint(layer.__dict__) else SHADOWED
 
 
 def memory_refusal(parameters: Iterable[Tensor | None]) -> Refusal | None:

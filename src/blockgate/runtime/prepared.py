@@ -25,12 +25,19 @@ if TYPE_CHECKING:
     from blockgate.gates.topk import TopKGate
     from blockgate.grid import BlockGrid
 
-__all__ = ["PreparedLSTM", "PreparedLinear", "pack_weight"]
+__all__ = ["PreparedLSTM", "PreparedLinear", "copied_of", "pack_weight"]
 
 
 def pack_weight(weight: Tensor, grid: BlockGrid, stored_as: Format) -> PackedWeight:
     """A weight (m, n) in some format."""
     return PackedWeight(*pack_blocks(weight.detach().float(), grid.block, stored_as.name))
+
+
+def copied_of(weight: Tensor | None, gate: Gate | None) -> list[Tensor]:
+    """The tensors of a matrix and its gate that preparing them copies; the biases are read in place."""
+    parameters = {} if gate is None else gate._parameters
+    found = (weight, parameters.get("weight"), parameters.get("hidden_weight"))
+    return [t for t in found if t is not None]
 
 
 class PreparedLinear:
@@ -83,6 +90,11 @@ class PreparedLinear:
         """A weight (m, n) copied as it is, to float32 blocks, and prepared with its gate."""
         stored_as = get_format("float32")
         return cls(pack_weight(weight, gate.grid, stored_as), bias, gate.grid, stored_as, cast("TopKGate", gate))
+
+    def fits(self, x: Tensor) -> bool:
+        """Whether the last dimension of x is the one that the layer takes."""
+        shape = x.shape
+        return bool(shape) and shape[-1] == self.in_features
 
     def __call__(self, x: Tensor) -> Tensor:
         """y (..., m) for x (..., n) in one call."""

@@ -53,7 +53,8 @@ Results lstm_forward(const Tensor& projected, const Tensor& h0, const Tensor& c0
                             gate.key.size, hidden_b.data);
   const Selection chosen = selection_of(selection);
   StepGate<T> step_gate{std::nullopt, scores.layer, gate.key.offset,
-                        top_k_spec(gate.scores, chosen.open_blocks, chosen.groups, normalise)};
+                        top_k_spec(gate.scores, chosen.open_blocks, chosen.groups,
+                                   normalise_of(normalise))};
   if (hidden_weight) step_gate.hidden = hidden.layer;
   const Buffer<T> packed = pack_forward(shape.grid, w.data);
 

@@ -37,9 +37,9 @@ struct Key {
 // `inputs` is what a key is taken from, `features` its name.
 inline Key key_of(const Integers& key, int64_t inputs, const char* features) {
   check_count(key, "key", "(offset, size)", 2);
-  STD_TORCH_CHECK(key[0] >= 0 && key[1] > 0 && key[0] + key[1] <= inputs,
-                  "key: expected a part of the ", inputs, " ", features, ", got [", key[0], ", ",
-                  key[0] + key[1], ")");
+  STD_TORCH_CHECK(key[0] >= 0 && key[1] > 0 && key[1] <= inputs && key[0] <= inputs - key[1],
+                  "key: expected a part of the ", inputs, " ", features, ", got ", key[1],
+                  " from ", key[0], " on");
   return {key[0], key[1]};
 }
 

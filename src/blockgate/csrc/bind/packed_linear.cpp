@@ -71,12 +71,12 @@ Tensor unpack_blocks(const Tensor& blocks, const Tensor& scale, Integers sizes,
                      const std::string& format_name) {
   const Grid grid = grid_of(sizes);
   const Format format = format_of(format_name);
-  const PackedWeight packed = packed_weight_of(blocks, scale, grid, format);
+  const PackedView packed = packed_weight_of(blocks, scale, grid, format).view();
   const Tensor weight = empty_tensor({grid.out, grid.in}, ScalarType::Float);
   visit_block_rows(format, grid, [&](const BlockRow& r) {
     host_format(format).decode(
-        r.size, static_cast<const std::byte*>(packed.view.blocks) + r.byte_offset,
-        packed.view.scale + r.scale_offset, data_of<float>(weight) + r.weight_offset);
+        r.size, static_cast<const std::byte*>(packed.blocks) + r.byte_offset,
+        packed.scale + r.scale_offset, data_of<float>(weight) + r.weight_offset);
   });
   return weight;
 }

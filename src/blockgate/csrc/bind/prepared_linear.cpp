@@ -1,6 +1,7 @@
 // Layers prepared for many calls: with a gate, so that gate, top-k and product are one call, or dense.
 #include "bind/groups.h"
 #include "host/prepared.h"
+#include "host/select.h"
 
 #include <torch/csrc/stable/library.h>
 
@@ -12,7 +13,7 @@ PreparedLayer dense_layer(const Tensor& blocks, const Tensor& scale,
                           const std::string& format) {
   const Grid grid = grid_of(sizes);
   return {grid, packed_weight_of(blocks, scale, grid, format_of(format)),
-          bias_of<float>(bias, "bias", grid.out, blocks), std::nullopt};
+          kept_bias_of(bias, "bias", grid.out, blocks), std::nullopt};
 }
 
 // A packed float32 layer of `outputs` features in one column of blocks.
@@ -23,7 +24,7 @@ GateLayer gate_layer_of(const Tensor& weight, const std::optional<Tensor>& bias,
   const int64_t block_out = weight.size(0) == 1 ? outputs : weight.size(1) * PANEL;
   const Grid grid = make_grid(outputs, inputs, block_out, inputs);
   return {grid, packed_weight_of(weight, weight, grid, Format::float32),
-          bias_of<float>(bias, name, outputs, weight)};
+          kept_bias_of(bias, name, outputs, weight)};
 }
 
 int64_t prepare_packed_linear(const Tensor& blocks, const Tensor& scale,
@@ -53,7 +54,7 @@ int64_t prepare_dynamic_linear(const Tensor& blocks, const Tensor& scale,
       .hidden = hidden,
       .key_offset = read.offset,
       .groups = groups,
-      .normalise = normalise,
+      .normalise = normalise_of(normalise),
   };
   return add_prepared(std::move(layer));
 }

@@ -11,9 +11,9 @@ namespace blockgate {
 namespace {
 
 // The layers named by `handles`: input and recurrent product of each layer of the stack.
-LstmStack find_stack(const Integers& handles, const Integers& open_blocks, const StackShape& shape,
+LstmStack find_stack(const Integers& handles, Integers open_blocks, const StackShape& shape,
                      int64_t inputs) {
-  LstmStack found{{}, open_blocks};
+  LstmStack found{{}, std::move(open_blocks)};
   for (int64_t i = 0; i < int64_t(handles.size()); ++i) {
     found.products.push_back(find_prepared(handles[i]));
     const Grid& grid = found.products.back()->grid;
@@ -43,7 +43,7 @@ std::tuple<Tensor, Tensor, Tensor> run_prepared_lstm(const Tensor& x, const Tens
   };
   check_count("handles", handles);
   check_count("open_blocks", open_blocks);
-  const LstmStack stack = find_stack(handles, open_blocks, shape, x.size(2));
+  const LstmStack stack = find_stack(handles, std::move(open_blocks), shape, x.size(2));
 
   const Tensor y = empty_tensor({shape.steps, shape.rows, shape.size}, ScalarType::Float);
   const Tensor h_n = empty_tensor({shape.layers, shape.rows, shape.size}, ScalarType::Float);

@@ -17,7 +17,7 @@ std::tuple<Tensor, Tensor> topk_gates(const Tensor& scores, Integers selection,
   return with_float_type(scores, "scores", [&](auto zero) -> std::tuple<Tensor, Tensor> {
     using T = decltype(zero);
     const Rows<T> rows = rows_of<T>(scores, "scores");
-    const TopK spec = top_k_spec(rows.width, chosen.open_blocks, chosen.groups, normalise);
+    const TopK spec = top_k_spec(rows.width, chosen.open_blocks, chosen.groups, normalise_of(normalise));
     const int64_t kept = chosen.groups * chosen.open_blocks;
     const Tensor gates = empty_tensor({rows.count, kept}, SCALAR_TYPE<T>);
     const Tensor indices = empty_tensor({rows.count, kept}, ScalarType::Long);

@@ -36,11 +36,11 @@ inline const HostFormat& host_format(Format format) {
 }
 
 inline Format format_of(const std::string& name) {
-  std::string known;
-  for (const FormatTraits& format : FORMATS) {
+  for (const FormatTraits& format : FORMATS)
     if (name == format.name) return Format(&format - FORMATS);
+  std::string known;
+  for (const FormatTraits& format : FORMATS)
     known += known.empty() ? format.name : std::string(", ") + format.name;
-  }
   STD_TORCH_CHECK(false, "format: expected one of ", known, ", got ", name);
 }
 

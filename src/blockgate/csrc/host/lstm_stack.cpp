@@ -13,18 +13,18 @@ class Product {
   Product(const PreparedLayer& layer, int64_t tokens, int64_t open_blocks, float* y)
       : layer_(layer), bad_(tokens) {
     step_.product = {.grid = layer.grid,
-                     .packed = layer.weight.view,
+                     .packed = layer.weight.view(),
                      .x = nullptr,
                      .x_stride = layer.grid.in,
                      .tokens = tokens,
                      .y = y};
     step_.bad = bad_.get();
-    if (takes_steps(layer.weight.view.format)) quantised_ = quantised_room(layer.grid, tokens);
+    if (takes_steps(layer.weight.format)) quantised_ = quantised_room(layer.grid, tokens);
     step_.product.quantised = quantised_.view;
     if (!layer.gate) return;
     const PreparedGate& gate = *layer.gate;
     const auto score_layer = [](const GateLayer& l) {
-      return ScoreLayer<float>{l.grid, static_cast<const float*>(l.weight.view.blocks), l.bias.data};
+      return ScoreLayer<float>{l.grid, static_cast<const float*>(l.weight.view().blocks), l.bias.data()};
     };
     const int64_t scores = layer.grid.rows * layer.grid.cols;
     step_.gate = StepGate<float>{std::nullopt, score_layer(gate.scores), gate.key_offset,
@@ -53,7 +53,7 @@ class Product {
     if (takes_steps(step.product.packed.format)) step.quantised = &quantised_;
     return step;
   }
-  CellInput<float> input(const float* x) const { return {at(x), layer_.bias.data}; }
+  CellInput<float> input(const float* x) const { return {at(x), layer_.bias.data()}; }
 
   // Multiply-adds of one step.
   int64_t work() const {

@@ -49,11 +49,11 @@ QuantisedCopy quantise_rows(const Grid& grid, Format format, const float* x, int
 void run_batch(const PackedWeight& weight, const Grid& grid, const float* x, int64_t x_stride,
                int64_t tokens, const float* bias, float* y, const Groups<float>& groups,
                int64_t open) {
-  ForwardArgs<float> args{.grid = grid, .packed = weight.view, .bias = bias, .y = y, .groups = groups};
+  ForwardArgs<float> args{.grid = grid, .packed = weight.view(), .bias = bias, .y = y, .groups = groups};
   BlockRowsCopy<float> blocked;
   QuantisedCopy quantised;
-  if (takes_steps(weight.view.format)) {
-    quantised = quantise_rows(grid, weight.view.format, x, x_stride, tokens);
+  if (takes_steps(weight.format)) {
+    quantised = quantise_rows(grid, weight.format, x, x_stride, tokens);
     args.quantised = quantised.view;
   } else {
     blocked = block_rows(x, x_stride, tokens, grid.in, grid.block_in);
@@ -103,7 +103,7 @@ void run_packed_dense(const PackedWeight& weight, const Grid& grid, const float*
     open.reserve(grid.rows * grid.cols);
     for (int64_t row = 0; row < grid.rows; ++row)
       for (int64_t col = 0; col < grid.cols; ++col) open.push_back({int32_t(row), int32_t(col), 1});
-    run_stream({.grid = grid, .x = x, .packed = weight.view, .bias = bias, .y = y, .then = nullptr}, open.data(),
+    run_stream({.grid = grid, .x = x, .packed = weight.view(), .bias = bias, .y = y, .then = nullptr}, open.data(),
                int64_t(open.size()));
     return;
   }
@@ -117,7 +117,7 @@ void run_packed(const PackedWeight& weight, const Grid& grid, const float* x, in
   if (tokens == 0) return;
   if (tokens == 1) {
     const std::vector<OpenBlock> open = open_blocks_of(grid, gates, indices, slots);
-    run_stream({.grid = grid, .x = x, .packed = weight.view, .bias = bias, .y = y, .then = nullptr}, open.data(),
+    run_stream({.grid = grid, .x = x, .packed = weight.view(), .bias = bias, .y = y, .then = nullptr}, open.data(),
                int64_t(open.size()));
     spoil_bad_rows(x, x_stride, tokens, grid.in, y, grid.out);
     return;

@@ -11,7 +11,17 @@ namespace blockgate __attribute__((visibility("hidden"))) {
 
 struct PackedWeight {
   Tensor blocks_tensor, scale_tensor;
-  PackedView view;
+  int64_t blocks_size, scale_size;
+  Format format;
+
+  // Taken anew for every call: the memory of a tensor may move, as it does into shared memory.
+  PackedView view() const {
+    check_numel(blocks_tensor, "blocks", blocks_size);
+    if (scale_size == 0) return {blocks_tensor.const_data_ptr(), nullptr, format};
+    check_numel(scale_tensor, "scale", scale_size);
+    return {blocks_tensor.const_data_ptr(), static_cast<const float*>(scale_tensor.const_data_ptr()),
+            format};
+  }
 };
 
 // Sizes of the tensors that a weight is packed to. Scales of whole blocks have no dimension of groups.
@@ -34,7 +44,7 @@ inline PackedWeight packed_weight_of(const Tensor& blocks, const Tensor& scale, 
   check_tensor(blocks, "blocks", host_format(format).dtype, 4);
   for (int64_t d = 0; d < 4; ++d) check_size(blocks, "blocks", d, shape.blocks[d]);
   STD_TORCH_CHECK(blocks.is_contiguous(), "blocks: expected a contiguous tensor");
-  PackedWeight packed{blocks, scale, {blocks.const_data_ptr(), nullptr, format}};
+  PackedWeight packed{blocks, scale, blocks.numel(), 0, format};
   const FormatTraits& traits = traits_of(format);
   if (takes_steps(format)) {
     const int64_t most = 0x7fffffff / traits.largest;
@@ -48,7 +58,7 @@ inline PackedWeight packed_weight_of(const Tensor& blocks, const Tensor& scale, 
     if (grouped) check_size(scale, "scale", 1, shape.groups);
     check_size(scale, "scale", grouped ? 2 : 1, shape.padded);
     packed.scale_tensor = scales.tensor;
-    packed.view.scale = scales.data;
+    packed.scale_size = scales.tensor.numel();
   }
   return packed;
 }

@@ -10,7 +10,7 @@ namespace {
 
 void run_gate_layer(const GateLayer& layer, const float* x, int64_t stride, int64_t tokens,
                     float* y) {
-  run_packed_dense(layer.weight, layer.grid, x, stride, tokens, layer.bias.data, y);
+  run_packed_dense(layer.weight, layer.grid, x, stride, tokens, layer.bias.data(), y);
 }
 
 // Never destroyed, since Python may release layers until the very end.
@@ -31,7 +31,7 @@ void run_layer(const PreparedLayer& layer, const float* x, int64_t stride, int64
                int64_t open_blocks, float* y) {
   const Grid& grid = layer.grid;
   if (!layer.gate)
-    return run_packed_dense(layer.weight, grid, x, stride, tokens, layer.bias.data, y);
+    return run_packed_dense(layer.weight, grid, x, stride, tokens, layer.bias.data(), y);
   const PreparedGate& gate = *layer.gate;
   const int64_t num_blocks = grid.rows * grid.cols;
   const TopK spec = top_k_spec(num_blocks, open_blocks, gate.groups, gate.normalise);
@@ -54,7 +54,7 @@ void run_layer(const PreparedLayer& layer, const float* x, int64_t stride, int64
   Buffer<float> gates(tokens * kept);
   Buffer<int64_t> indices(tokens * kept);
   run_top_k<float>(spec, scores.get(), num_blocks, tokens, gates.get(), indices.get());
-  run_packed(layer.weight, grid, x, stride, tokens, layer.bias.data, gates.get(), indices.get(),
+  run_packed(layer.weight, grid, x, stride, tokens, layer.bias.data(), gates.get(), indices.get(),
              kept, y);
 }
 

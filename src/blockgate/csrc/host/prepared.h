@@ -13,21 +13,21 @@ namespace blockgate __attribute__((visibility("hidden"))) {
 struct GateLayer {
   Grid grid;
   PackedWeight weight;
-  Dense<float> bias;
+  KeptBias bias;
 };
 
 struct PreparedGate {
   GateLayer scores;
   std::optional<GateLayer> hidden;
   int64_t key_offset, groups;
-  std::string normalise;
+  Normalise normalise;
 };
 
 // Everything of a layer but its input and the number of open blocks. Without a gate all are open.
 struct PreparedLayer {
   Grid grid;
   PackedWeight weight;
-  Dense<float> bias;
+  KeptBias bias;
   std::optional<PreparedGate> gate;
 };
 

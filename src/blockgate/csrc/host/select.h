@@ -18,14 +18,13 @@ inline Normalise normalise_of(const std::string& name) {
   return Normalise::none;
 }
 
-inline TopK top_k_spec(int64_t scores, int64_t open_blocks, int64_t groups,
-                       const std::string& normalise) {
+inline TopK top_k_spec(int64_t scores, int64_t open_blocks, int64_t groups, Normalise normalise) {
   STD_TORCH_CHECK(groups >= 1 && scores % groups == 0, "groups: expected a divisor of the ",
                   scores, " scores, got ", groups);
   STD_TORCH_CHECK(open_blocks >= 1 && open_blocks <= scores / groups,
                   "open_blocks: expected 1 to ", scores / groups, " (scores per group), got ",
                   open_blocks);
-  return {scores, open_blocks, groups, normalise_of(normalise)};
+  return {scores, open_blocks, groups, normalise};
 }
 
 // Parts of equal size for row-wise work of about `scores` counted elements a row.

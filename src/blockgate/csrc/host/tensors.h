@@ -90,6 +90,28 @@ Dense<T> bias_of(const std::optional<Tensor>& bias, const char* name, int64_t si
   return view;
 }
 
+inline void check_numel(const Tensor& t, const char* name, int64_t expected) {
+  STD_TORCH_CHECK(t.numel() == expected, name, ": expected ", expected, " values, got ", t.numel());
+}
+
+// A bias that is kept for many calls, and read anew in each: see PackedWeight::view.
+struct KeptBias {
+  std::optional<Tensor> tensor;
+  int64_t size;
+
+  const float* data() const {
+    if (!tensor) return nullptr;
+    check_numel(*tensor, "bias", size);
+    return static_cast<const float*>(tensor->const_data_ptr());
+  }
+};
+
+inline KeptBias kept_bias_of(const std::optional<Tensor>& bias, const char* name, int64_t size,
+                             const Tensor& placeholder) {
+  if (!bias) return {std::nullopt, size};
+  return {bias_of<float>(bias, name, size, placeholder).tensor, size};
+}
+
 // Gates and indices of a batch, checked against each other and the batch.
 template <class T>
 struct Gates {
@@ -160,8 +182,8 @@ inline Grid make_grid(int64_t out, int64_t in, int64_t block_out, int64_t block_
   STD_TORCH_CHECK(block_out > 0 && block_in > 0, "expected block sizes of at least 1, got (",
                   block_out, ", ", block_in, ")");
   const Grid grid{out, in, block_out, block_in, ceil_div(out, block_out), ceil_div(in, block_in)};
-  STD_TORCH_CHECK(grid.rows * grid.cols <= std::numeric_limits<int32_t>::max(),
-                  "expected fewer than 2^31 blocks, got ", grid.rows * grid.cols);
+  STD_TORCH_CHECK(grid.rows <= std::numeric_limits<int32_t>::max() / grid.cols,
+                  "expected fewer than 2^31 blocks, got ", grid.rows, " x ", grid.cols);
   return grid;
 }
 

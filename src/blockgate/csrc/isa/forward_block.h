@@ -155,11 +155,12 @@ void forward_block(const BlockJob<T, W>& job, int64_t panels) {
 // A block whose weights W came from a storage type with scales for groups of inputs: the groups one
 // after the other, each as a small block, `scale_stride` apart in the scales.
 template <class Storage, class T, class W>
-void forward_groups(BlockJob<T, W> job, int64_t panels, int64_t scale_stride) {
-  if constexpr (GROUP<Storage> == WHOLE_BLOCK) return forward_block<T, W>(job, panels);
-  const int64_t depth = job.depth;
-  for (int64_t k = 0; k < depth; k += GROUP<Storage>) {
-    job.depth = smaller(GROUP<Storage>, depth - k);
+void forward_groups(const BlockJob<T, W>& whole, int64_t panels, int64_t scale_stride) {
+  if constexpr (GROUP<Storage> == WHOLE_BLOCK) return forward_block<T, W>(whole, panels);
+  // Copied only here: a job is read sooner after it was written than a copy could be.
+  BlockJob<T, W> job = whole;
+  for (int64_t k = 0; k < whole.depth; k += GROUP<Storage>) {
+    job.depth = smaller(GROUP<Storage>, whole.depth - k);
     forward_block<T, W>(job, panels);
     job.x += GROUP<Storage>;
     job.panels += elements_to<W>(GROUP<Storage>);

@@ -59,7 +59,8 @@ BLOCKGATE_INLINE void stream_inputs(Tile<StreamSum<W>, 1, PANELS>& tile, const S
   // From here on the prefetch runs in the next block. A whole number of lines, so that the second
   // part begins with one.
   const int64_t inside = larger(0, depth - PREFETCH_STEPS<W>) / STEPS_PER_LINE<W> * STEPS_PER_LINE<W>;
-  const int64_t turn = larger(begin, smaller(end, inside));
+  const int64_t turn =
+      GROUP<W> == WHOLE_BLOCK ? inside : larger(begin, smaller(end, inside));
   stream_steps<PANELS, W>(tile, rows, panels, panel_stride, begin, turn,
                           panels + elements_to<W>(begin + PREFETCH_STEPS<W>));
   stream_steps<PANELS, W>(tile, rows, panels, panel_stride, turn, end,
@@ -80,6 +81,8 @@ BLOCKGATE_INLINE void stream_panels(const StreamArgs& args, int64_t row, int64_t
       ? args.packed.scale + row * grid.cols * block_scales<W>(grid) + panel * PANEL
       : nullptr;
 
+  const int64_t scales_of_block = block_scales<W>(grid);
+
   float y[PANELS * PANEL] = {};
   if (args.bias) __builtin_memcpy(y, args.bias + output, width * sizeof(float));
   for (int64_t i = 0; i < count; ++i) {
@@ -97,14 +100,18 @@ BLOCKGATE_INLINE void stream_panels(const StreamArgs& args, int64_t row, int64_t
     const W* panels = weight + col * block;
     constexpr int AT_ONCE = smaller(PANELS, PANELS_AT_ONCE<W>);
     for (int p = 0; p < PANELS; p += AT_ONCE, panels += AT_ONCE * stride) {
-      const float* scales = scale ? scale + col * block_scales<W>(grid) + p * PANEL : nullptr;
-      // Once, where all inputs share a scale or there is none.
-      for (int64_t k = 0; k < depth; k += GROUP<W>) {
+      const float* scales = scale ? scale + col * scales_of_block + p * PANEL : nullptr;
+      const W* after = p + AT_ONCE < PANELS ? panels + AT_ONCE * stride : next;
+      const auto add_inputs = [&](int64_t begin, int64_t end) __attribute__((always_inline)) {
         Tile<StreamSum<W>, 1, AT_ONCE> tile;
-        stream_inputs<AT_ONCE, W>(tile, x, panels, stride, k, smaller(k + GROUP<W>, depth), depth,
-                                  p + AT_ONCE < PANELS ? panels + AT_ONCE * stride : next);
+        stream_inputs<AT_ONCE, W>(tile, x, panels, stride, begin, end, depth, after);
         add_gated<float, StreamSum<W>>(y + p * PANEL, y + p * PANEL, tile.acc[0], gate, scales);
-        if (scales) scales += packed_panels(grid) * PANEL;
+      };
+      if constexpr (GROUP<W> == WHOLE_BLOCK) {
+        add_inputs(0, depth);
+      } else {
+        for (int64_t k = 0; k < depth; k += GROUP<W>, scales += packed_panels(grid) * PANEL)
+          add_inputs(k, smaller(k + GROUP<W>, depth));
       }
     }
   }
