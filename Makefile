@@ -34,8 +34,8 @@ sanitize: setup
 	BLOCKGATE_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base build/sanitize --build-lib $(SANITIZED)
 	PYTHONPATH=$(SANITIZED) LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -q -p no:cacheprovider \
-	  tests/ops/test_kernels.py tests/ops/test_registered.py tests/ops/test_packed.py tests/ops/test_packed_int8.py \
-	  tests/ops/test_forget_pool.py tests/ops/test_gated_lstm.py tests/ops/test_gated_lstm_use.py \
+	  tests/formats tests/ops/test_kernels.py tests/ops/test_registered.py tests/ops/test_packed.py \
+	  tests/ops/test_packed_integers.py tests/ops/test_forget_pool.py tests/ops/test_gated_lstm.py tests/ops/test_gated_lstm_use.py \
 	  tests/ops/test_prepared_lstm.py tests/runtime/test_fused.py -k "not memory_growth"
 
 # The site, in build/site; every warning is an error. The variable silences an announcement of the theme's authors.

@@ -106,14 +106,14 @@ def main(shape: str, sparsity: float, seconds: float, output: Path | None) -> No
     load = os.getloadavg()[0]
     if load > BUSY:
         print(f"the machine is busy (load average {load:.1f}): these times are not to be trusted", file=sys.stderr)
-    rows, columns = map(int, shape.split("x"))
+    out_features, in_features = map(int, shape.split("x"))
     data = {
         "command": shlex.join(["python", *sys.argv]),
         "machine": machine.describe(),
         "load": load,
         "shape": shape,
         "sparsity": sparsity,
-        "results": measure((rows, columns), sparsity, seconds),
+        "results": measure((out_features, in_features), sparsity, seconds),
     }
     print(markdown(data))
     if output is not None:

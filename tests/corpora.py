@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from blockgate.lab.models import GateConfig, ImageNetworkConfig, LanguageModelConfig
+from blockgate.lab.models import ImageNetworkConfig, LanguageModelConfig
 from blockgate.lab.training.config import ImageRun, LanguageModelRun, OptimizerConfig
+from blockgate.spec import GateSpec
 
 WORDS = 40
 
@@ -58,7 +59,7 @@ def tiny_text_run(texts: Path, output: Path, **options: Any) -> LanguageModelRun
         dropout=0.1,
         weight_dropout=0.1,
         zoneout=0.1,
-        gate=GateConfig(block_size=4, sparsity=0.5),
+        gate=GateSpec(block_size=4, sparsity=0.5),
     )
     run = LanguageModelRun(
         data=str(texts),
@@ -80,7 +81,7 @@ def tiny_image_run(images: Path, output: Path, **options: Any) -> ImageRun:
     run = ImageRun(
         data=str(images),
         output=output,
-        model=ImageNetworkConfig(hidden_size=32, hidden_layers=2, gate=GateConfig(block_size=8, sparsity=0.5)),
+        model=ImageNetworkConfig(hidden_size=32, hidden_layers=2, gate=GateSpec(block_size=8, sparsity=0.5)),
         epochs=2,
         batch_size=16,
         valid_size=40,

@@ -18,6 +18,7 @@ PACKAGE = Path(blockgate.__file__).parent
 LEVELS: list[tuple[str, ...]] = [
     ("_version", "errors"),
     ("grid",),
+    ("formats",),
     ("ops",),
     ("spec",),
     ("gates",),

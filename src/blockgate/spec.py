@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from types import EllipsisType
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from blockgate.errors import InvalidInputError, invalid
 from blockgate.grid import BlockGrid, as_int, check_size, check_sparsity
@@ -24,7 +24,7 @@ class GateOptions(TypedDict, total=False):
 
     block_size: int | tuple[int, int]
     sparsity: float
-    key_size: int | EllipsisType | None
+    key_size: int | Literal["auto"] | EllipsisType | None
     key_offset: int
     gate_hidden: int | None
     gate: str
@@ -44,8 +44,8 @@ class GateSpec:
     """One int for square blocks, or (out, in). Kept as (out, in)."""
     sparsity: float = 0.5
     """The share of blocks that stay closed, in [0, 1). `layer.sparsity` changes it at any time."""
-    key_size: int | EllipsisType | None = ...
-    """How many input features the gate reads. Unset: at most 128; None: all of them."""
+    key_size: int | Literal["auto"] | None = "auto"
+    """How many input features the gate reads. "auto" (or unset): at most 128; None: all of them."""
     key_offset: int = 0
     """The first feature the gate reads."""
     gate_hidden: int | None = None
@@ -63,6 +63,8 @@ class GateSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "block_size", BlockGrid(1, 1, self.block_size).block)
         object.__setattr__(self, "sparsity", check_sparsity(self.sparsity))
+        if isinstance(self.key_size, EllipsisType):
+            object.__setattr__(self, "key_size", "auto")
         if self.gate_hidden is not None:
             object.__setattr__(self, "gate_hidden", check_size("gate_hidden", self.gate_hidden))
         if not isinstance(self.gate, str):
@@ -93,12 +95,9 @@ class GateSpec:
         return cls.of(None, options)
 
     def to_json(self) -> dict[str, Any]:
-        """The options as JSON knows them. Left out: an unset key size, and the backend, which belongs to a machine."""
+        """The options as JSON knows them, without the backend, which belongs to a machine."""
         data = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "backend"}
-        data["block_size"] = list(data["block_size"])
-        if isinstance(self.key_size, EllipsisType):
-            del data["key_size"]
-        return data
+        return data | {"block_size": list(data["block_size"])}
 
     def grid(self, out_features: int, in_features: int) -> BlockGrid:
         """The cut of a weight (out_features, in_features)."""
@@ -112,7 +111,7 @@ class GateSpec:
         rest = in_features - offset
         if self.key_size is None:
             return offset, rest
-        if isinstance(self.key_size, EllipsisType):
+        if self.key_size == "auto":
             return offset, min(DEFAULT_KEY_SIZE, rest)
         size = as_int(self.key_size)
         if size is None or not 0 < size <= rest:

@@ -17,6 +17,6 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
     run = tiny_text_run(write_texts(folder / "texts", train=500, other=100), folder / "run")
     (folder / "tiny.json").write_text(json.dumps(run_to_plain(run)))
-    options = "--epochs 1 --model.gate.sparsity 0.75 --model.gate.kind eq1"
+    options = "--epochs 1 --model.gate.sparsity 0.75 --model.gate.gate eq1"
     assert main(["train", str(folder / "tiny.json"), *options.split()]) == 0
     return folder

@@ -176,7 +176,7 @@ def test_resuming_needs_more_than_weights(trained, tmp_path, capsys):
         (folder / target).write_bytes((trained / "run" / source).read_bytes())
     run = json.loads((folder / "run.json").read_text())["run"]
     (tmp_path / "again.json").write_text(json.dumps(run | {"output": str(folder)}))
-    assert "weights alone" in complaint(["train", str(tmp_path / "again.json"), "--resume"], capsys)
+    assert "only weights" in complaint(["train", str(tmp_path / "again.json"), "--resume"], capsys)
 
 
 def test_a_run_is_not_overwritten(trained, capsys):

@@ -7,7 +7,6 @@ from blockgate.ops.packed_linear.reference import (
     dense_packed_linear,
     pack_blocks,
     packed_linear,
-    quantise_inputs,
     unpack_blocks,
 )
 from blockgate.ops.topk_gates.reference import topk_gates, topk_gates_backward
@@ -20,7 +19,6 @@ __all__ = [
     "gated_linear_backward",
     "pack_blocks",
     "packed_linear",
-    "quantise_inputs",
     "topk_gates",
     "topk_gates_backward",
     "unpack_blocks",

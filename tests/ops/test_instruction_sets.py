@@ -18,7 +18,7 @@ KERNEL_TESTS = [
     "tests/ops/test_kernels.py",
     "tests/ops/test_registered.py",
     "tests/ops/test_packed.py",
-    "tests/ops/test_packed_int8.py",
+    "tests/ops/test_packed_integers.py",
     "tests/ops/test_gated_lstm.py",
     "tests/ops/test_gated_lstm_use.py",
     "tests/ops/test_prepared_lstm.py",

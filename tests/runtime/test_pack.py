@@ -11,12 +11,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import prune
 
 import blockgate as bg
+from blockgate.formats import FORMATS
 from blockgate.runtime import PackedDynamicSparseLinear, PackedLinear
 from tests.helpers import assert_close, raises_blockgate
 
-DTYPES = [torch.float32, torch.bfloat16, torch.int8]
+DTYPES = list(FORMATS)
 # Largest relative error of a random layer's output against float32.
-ERROR = {torch.float32: 1e-6, torch.bfloat16: 0.01, torch.int8: 0.02}
+ERROR = {"float32": 1e-6, "bfloat16": 0.01, "int8": 0.02, "int4": 0.1}
 
 
 class Net(nn.Module):
@@ -50,7 +51,7 @@ def test_a_packed_layer_is_close_and_opens_the_same_blocks(dtype, options):
         assert relative(packed(x), layer(x)) < ERROR[dtype]
         torch.testing.assert_close(packed.gates(x), layer.gates(x), rtol=0, atol=0)
         torch.testing.assert_close(packed(x[7]), packed(x)[7], rtol=0, atol=0)
-        if dtype == torch.float32:
+        if dtype == "float32":
             torch.testing.assert_close(packed(x), layer(x), rtol=0, atol=0)
 
 
@@ -86,7 +87,7 @@ def test_a_packed_linear_layer_prepared_for_native_calls_computes_the_same_and_i
         packed.bias.zero_()
 
     def zero_scale_or_blocks():
-        (packed.packed.scale if dtype == torch.int8 else packed.packed.blocks).zero_()
+        (packed.packed.scale if packed.packed.scale.numel() else packed.packed.blocks).zero_()
 
     def load():
         packed.load_state_dict(other.state_dict())
@@ -151,7 +152,7 @@ def test_a_packed_model_shares_nothing_with_its_source():
         torch.testing.assert_close(packed(x), before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 1.01), (torch.bfloat16, 0.51), (torch.int8, 0.27)])
+@pytest.mark.parametrize(("dtype", "share"), [("float32", 1.01), ("bfloat16", 0.51), ("int8", 0.27), ("int4", 0.165)])
 def test_memory_drops_accordingly(dtype, share):
     layer = bg.DynamicSparseLinear(1024, 1024, block_size=128, key_size=64)
     packed = bg.pack(layer, dtype)
@@ -190,6 +191,14 @@ def test_unpacking_gives_the_weight_back():
     linear = nn.Linear(70, 50)
     torch.testing.assert_close(bg.pack(linear).packed.weight(), linear.weight.data, rtol=0, atol=0)
     assert relative(bg.pack(linear, torch.int8).packed.weight(), linear.weight.data) < 0.01
+
+
+def test_torch_dtypes_name_their_formats():
+    linear, x = nn.Linear(40, 30), torch.randn(3, 40)
+    with torch.no_grad():
+        for dtype in (torch.float32, torch.bfloat16, torch.int8):
+            by_name = bg.pack(linear, str(dtype).removeprefix("torch."))
+            torch.testing.assert_close(bg.pack(linear, dtype)(x), by_name(x), rtol=0, atol=0)
 
 
 def test_filter_keeps_layers_out():
@@ -237,11 +246,12 @@ def test_torch_s_transformer_really_runs_its_packed_layers(dtype):
         assert relative(packed(x), want) < 3 * ERROR[dtype]
 
 
-def test_meta_models_pack_and_load():
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_meta_models_pack_and_load(dtype):
     with torch.device("meta"):
         layer = bg.DynamicSparseLinear(32, 32, block_size=8)
-    packed = bg.pack(layer, torch.int8)
-    source = bg.pack(bg.DynamicSparseLinear(32, 32, block_size=8), torch.int8)
+    packed = bg.pack(layer, dtype)
+    source = bg.pack(bg.DynamicSparseLinear(32, 32, block_size=8), dtype)
     packed.load_state_dict(source.state_dict(), assign=True)
     x = torch.randn(2, 32)
     with torch.no_grad():
@@ -273,14 +283,15 @@ def test_packed_models_compile_and_export(dtype):
 
 
 def test_bad_requests_are_refused():
-    with raises_blockgate("dtype: expected one of"):
+    with raises_blockgate("format: expected one of 'bfloat16', 'float32', 'int4', 'int8'"):
         bg.pack(nn.Linear(2, 2), torch.float16)
     with raises_blockgate("pack: expected a model with layers to pack, got 'ReLU'"):
         bg.pack(nn.ReLU())
     broken = nn.Linear(4, 4)
     nn.init.constant_(broken.weight, float("nan"))
-    with raises_blockgate("weight: expected finite values for int8, got 'NaN or inf'"):
-        bg.pack(broken, torch.int8)
+    for name in ("int8", "int4"):
+        with raises_blockgate(f"weight: expected finite values for {name}, got 'NaN or inf'"):
+            bg.pack(broken, name)
     packed = bg.pack(bg.DynamicSparseLinear(8, 4, block_size=2))
     with raises_blockgate("input: expected shape (..., 8), got (2, 7)"):
         packed(torch.ones(2, 7))
@@ -299,9 +310,10 @@ def test_bad_requests_are_refused():
 def test_wrong_checkpoints_are_refused_and_change_nothing():
     packed = bg.pack(nn.Linear(8, 4), torch.int8)
     before = packed.packed.blocks.clone()
-    other = bg.pack(nn.Linear(8, 4), torch.bfloat16).state_dict()
-    with raises_blockgate("packed.blocks: expected torch.int8, as this model was packed to, got torch.bfloat16"):
-        packed.load_state_dict(other)
+    for name, dtype in (("bfloat16", torch.bfloat16), ("int4", torch.uint8)):
+        other = bg.pack(nn.Linear(8, 4), name).state_dict()
+        with raises_blockgate(f"packed.blocks: expected torch.int8, as this model was packed to, got {dtype}"):
+            packed.load_state_dict(other)
     future = packed.state_dict() | {"packed.version": torch.tensor(99)}
     with raises_blockgate("packed.version: expected packed format 1, got 99"):
         packed.load_state_dict(future)

@@ -63,7 +63,7 @@ def trained():
     return model.eval(), text[split:]
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-3), (torch.bfloat16, 0.05), (torch.int8, 0.3)])
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-3), ("bfloat16", 0.05), ("int8", 0.3), ("int4", 1.0)])
 def test_packing_costs_little_perplexity(trained, dtype, most):
     model, text = trained
     dense = perplexity(model, text)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from blockgate._version import __version__
+from blockgate.checkpoint.atomic import replace_whole
 from blockgate.errors import BlockgateError, InvalidInputError, invalid
 
 if TYPE_CHECKING:
@@ -48,17 +49,12 @@ def write_checkpoint(directory: str | os.PathLike[str], config: Mapping[str, Any
     folder = Path(directory)
     _check_target(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = {name: folder / f".{name}.{os.getpid()}.tmp" for name in (WEIGHTS_FILE, CONFIG_FILE)}
-    try:
-        safetensors.save_file(tensors, temporary[WEIGHTS_FILE], metadata={"format": "pt"})
+    # First the weights take their place, then the config, which knows their digest.
+    with replace_whole(folder / CONFIG_FILE) as config_file, replace_whole(folder / WEIGHTS_FILE) as weights_file:
+        safetensors.save_file(tensors, weights_file, metadata={"format": "pt"})
         versions = {"format": FORMAT, "format_version": FORMAT_VERSION, "blockgate_version": __version__}
-        whole = {**versions, **config, "weights_sha256": _file_digest(temporary[WEIGHTS_FILE])}
-        temporary[CONFIG_FILE].write_text(json.dumps(whole, indent=2) + "\n")
-        for name, path in temporary.items():
-            path.replace(folder / name)
-    finally:
-        for path in temporary.values():
-            path.unlink(missing_ok=True)
+        whole = {**versions, **config, "weights_sha256": _file_digest(weights_file)}
+        config_file.write_text(json.dumps(whole, indent=2) + "\n")
 
 
 def read_checkpoint(directory: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:

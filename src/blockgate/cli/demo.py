@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.markdown import Markdown
 
+from blockgate.cli.output import print_markdown
 from blockgate.lab.demo import DemoOrder, results_table, run_demo, write_page
 
 __all__ = ["Demo"]
@@ -56,11 +56,8 @@ class Demo:
             kept = f"checkpoints of what was trained are in {self.output / 'runs'}, no new report was written"
             raise KeyboardInterrupt(kept) from None
         page = write_page(numbers, trace, self.output)
-        console = Console()
         if self.json:
             print(json.dumps(numbers, indent=1))
-        elif console.is_terminal:
-            console.print(Markdown(results_table(numbers)))
         else:
-            print(results_table(numbers))
+            print_markdown(results_table(numbers))
         Console(stderr=True).print(f"report: {page}", highlight=False, soft_wrap=True)

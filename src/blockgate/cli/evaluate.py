@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
 import tyro
 
-from blockgate.grid import check_size, check_threads
+from blockgate.cli.output import print_facts, use_threads
+from blockgate.grid import check_size
 from blockgate.lab.training import evaluate, load_trained
 
 __all__ = ["Evaluate"]
@@ -44,8 +43,7 @@ class Evaluate:
 
     def run(self) -> None:
         """Prints one fact a line."""
-        if self.threads is not None:
-            torch.set_num_threads(check_threads("--threads", self.threads))
+        use_threads(self.threads)
         if self.batch_size is not None:
             check_size("--batch-size", self.batch_size)
         trained = load_trained(self.checkpoint)
@@ -57,9 +55,4 @@ class Evaluate:
         )
         facts: dict[str, str | float] = {"checkpoint": str(trained.file), "data": run.data, "part": self.part}
         facts |= evaluate(trained._replace(run=run), self.part, sparsity=self.sparsity)
-        if self.json:
-            print(json.dumps(facts, indent=2))
-            return
-        width = max(map(len, facts))
-        for name, value in facts.items():
-            print(f"{name:<{width}}  {value:.5g}" if isinstance(value, float) else f"{name:<{width}}  {value}")
+        print_facts(facts, as_json=self.json)

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
 import tyro
 
+from blockgate.cli.output import use_threads
 from blockgate.convert import pack
 from blockgate.errors import invalid
-from blockgate.grid import check_threads
 from blockgate.lab.bench.checks import PACKED_TYPES
 from blockgate.lab.models import LanguageModel
 from blockgate.lab.models.sampling import sample
@@ -57,8 +56,7 @@ class Generate:
 
     def run(self) -> None:
         """Streams the words."""
-        if self.threads is not None:
-            torch.set_num_threads(check_threads("--threads", self.threads))
+        use_threads(self.threads)
         trained = load_trained(self.checkpoint)
         if not isinstance(trained.model, LanguageModel) or trained.vocabulary is None:
             raise invalid(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 
+from blockgate.cli.output import print_facts
 from blockgate.lab.bench.machine import describe
 from blockgate.ops import describe_auto
 
@@ -26,10 +26,4 @@ class Info:
 
     def run(self) -> None:
         """Prints the facts, one a line."""
-        facts = environment()
-        if self.json:
-            print(json.dumps(facts, indent=2))
-            return
-        width = max(map(len, facts))
-        for name, value in facts.items():
-            print(f"{name:<{width}}  {'-' if value is None else value}")
+        print_facts(environment(), as_json=self.json)

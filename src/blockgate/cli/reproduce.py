@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
-from rich.markdown import Markdown
 
-from blockgate.lab.reproduce import Order, choose_arms, reproduce
+from blockgate.cli.output import print_markdown
+from blockgate.lab.reproduce import EXPERIMENTS, Order, choose_arms, reproduce
 from blockgate.lab.reproduce.results import RESULT
 
 __all__ = ["Reproduce"]
 
+# One file of the laboratory makes an experiment known here.
+if TYPE_CHECKING:
+    ExperimentName = str
+else:
+    ExperimentName = tyro.extras.literal_type_from_choices(EXPERIMENTS)
+
+WHAT = "; ".join(f"{name}: {experiment.about}" for name, experiment in EXPERIMENTS.items())
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reproduce:
+class Reproduce(Order):
     """Trains and measures the models of a table or figure of the paper, and writes it with the paper's numbers beside.
 
     Every arm (a model of the table, with a seed) is a training run in a folder of its own. Arms that are done are not
@@ -34,30 +41,7 @@ class Reproduce:
         blockgate reproduce figure2 --arms 'ptb-qrnn-*-50' --output runs/reproduce
     """
 
-    what: Annotated[
-        Literal["mnist", "table1", "table2", "wide", "figure1", "figure2", "ablations", "mnist-ablations"],
-        tyro.conf.Positional,
-    ]
-    """mnist, table1 (Quasi-RNN), table2 (LSTM), wide (an LSTM so wide that time is saved), figure1 (gates by class),
-    figure2 (gates that depend on the input), ablations and mnist-ablations (what each option of the gates is worth)."""
-    scale: Literal["tiny", "laptop", "paper"] = "laptop"
-    """Sizes of models and length of training."""
-    seeds: int = 1
-    """How many runs of each arm; their seeds are 1, 2, ..."""
-    arms: tuple[str, ...] = ()
-    """Names of arms, or patterns such as 'ptb-lstm-*'; all if unset. See --list."""
-    jobs: int = 2
-    """Arms at once, a process each."""
-    threads: int = 1
-    """CPU threads of each process."""
-    time: bool = False
-    """When all arms are done, measure the time per token of the packed models. Let nothing else run meanwhile."""
-    time_threads: int = 1
-    """CPU threads of timing."""
-    output: Path = Path("runs/reproduce")
-    """Folder for runs, results and reports; what tables and figures share is trained once."""
-    data_dir: Path | None = None
-    """Where published data sets lie; BLOCKGATE_DATA, or a folder in your cache, if unset."""
+    experiment: Annotated[ExperimentName, tyro.conf.Positional, tyro.conf.arg(help=f"{WHAT}.")]
     list: bool = False
     """Only list the arms."""
     json: bool = False
@@ -65,7 +49,7 @@ class Reproduce:
 
     def run(self) -> None:
         """Runs, with progress on stderr, and prints the report."""
-        arms = choose_arms(self.what, self.scale, self.arms)
+        arms = choose_arms(self.experiment, self.scale, self.arms)
         if self.list and self.json:
             print(json.dumps([{"name": arm.name, "label": arm.label} | asdict(arm) for arm in arms], indent=2))
             return
@@ -73,27 +57,11 @@ class Reproduce:
             for arm in arms:
                 print(f"{arm.name:<36}{arm.label}")
             return
-        order = Order(
-            experiment=self.what,
-            scale=self.scale,
-            seeds=self.seeds,
-            arms=self.arms,
-            jobs=self.jobs,
-            threads=self.threads,
-            time=self.time,
-            time_threads=self.time_threads,
-            output=self.output,
-            data_dir=self.data_dir,
-        )
-        report = reproduce(order)
+        report = reproduce(self)
         if self.json:
             files = [file for arm in arms for file in sorted((report.parent / arm.name).glob(f"seed-*/{RESULT}"))]
             results = [json.loads(file.read_text()) for file in files]
             print(json.dumps({"report": str(report), "results": results}, indent=1))
             return
-        console = Console()
-        if console.is_terminal:
-            console.print(Markdown(report.read_text()))
-        else:
-            print(report.read_text())
+        print_markdown(report.read_text())
         Console(stderr=True).print(f"written to {report}", highlight=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
+from blockgate.formats import Format
 from blockgate.layers.conv1d import DynamicSparseConv1D, huggingface_conv1d, stores_transposed
 from blockgate.layers.linear import DynamicSparseLinear
 from blockgate.layers.lstm import DynamicSparseLSTM, DynamicSparseLSTMCell
@@ -33,9 +33,9 @@ def gated_forms() -> dict[type[nn.Module], Any]:
     return forms
 
 
-def packers() -> dict[type[nn.Module], Callable[[Any, torch.dtype], nn.Module]]:
+def packers() -> dict[type[nn.Module], Callable[[Any, Format], nn.Module]]:
     """What makes the packed form of every type of layer that has one; the rest of a layer's packing follows from it."""
-    found: dict[type[nn.Module], Callable[[Any, torch.dtype], nn.Module]] = {
+    found: dict[type[nn.Module], Callable[[Any, Format], nn.Module]] = {
         nn.Linear: _pack_dense,
         nn.LSTM: _pack_dense_lstm,
         DynamicSparseLinear: _pack_gated,
@@ -47,21 +47,21 @@ def packers() -> dict[type[nn.Module], Callable[[Any, torch.dtype], nn.Module]]:
     return found
 
 
-def _pack_dense(layer: nn.Linear, dtype: torch.dtype) -> PackedLinear:
-    return PackedLinear(layer.weight, layer.bias, dtype, transposed=stores_transposed(layer))
+def _pack_dense(layer: nn.Linear, stored_as: Format) -> PackedLinear:
+    return PackedLinear(layer.weight, layer.bias, stored_as, transposed=stores_transposed(layer))
 
 
-def _pack_gated(layer: DynamicSparseLinear, dtype: torch.dtype) -> PackedDynamicSparseLinear:
+def _pack_gated(layer: DynamicSparseLinear, stored_as: Format) -> PackedDynamicSparseLinear:
     transposed = stores_transposed(layer)
-    return PackedDynamicSparseLinear(layer.weight, layer.bias, layer.gate, dtype, transposed=transposed)
+    return PackedDynamicSparseLinear(layer.weight, layer.bias, layer.gate, stored_as, transposed=transposed)
 
 
-def _pack_dense_lstm(lstm: nn.LSTM, dtype: torch.dtype) -> PackedLSTM:
+def _pack_dense_lstm(lstm: nn.LSTM, stored_as: Format) -> PackedLSTM:
     names = matrix_names(lstm.num_layers)
     parts = {name: (getattr(lstm, f"weight_{name}"), getattr(lstm, f"bias_{name}", None)) for name in names}
-    return PackedLSTM({name: PackedLinear(*part, dtype) for name, part in parts.items()}, lstm.batch_first)
+    return PackedLSTM({name: PackedLinear(*part, stored_as) for name, part in parts.items()}, lstm.batch_first)
 
 
-def _pack_gated_lstm(lstm: DynamicSparseLSTM, dtype: torch.dtype) -> PackedLSTM:
-    packed = {name: PackedDynamicSparseLinear(*matrix, dtype) for name, matrix in lstm.matrices().items()}
+def _pack_gated_lstm(lstm: DynamicSparseLSTM, stored_as: Format) -> PackedLSTM:
+    packed = {name: PackedDynamicSparseLinear(*matrix, stored_as) for name, matrix in lstm.matrices().items()}
     return PackedLSTM(packed, lstm.batch_first)

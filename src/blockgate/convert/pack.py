@@ -11,8 +11,8 @@ from torch import nn
 from blockgate.convert.forms import packers
 from blockgate.convert.shortcuts import use_layers
 from blockgate.errors import invalid
+from blockgate.formats import Format, get_format
 from blockgate.layers.dropout import is_hooked
-from blockgate.runtime.packed import check_packed_dtype
 from blockgate.runtime.recurrent import is_plain_lstm, matrix_names
 
 __all__ = ["pack"]
@@ -20,7 +20,7 @@ __all__ = ["pack"]
 
 def pack(
     model: nn.Module,
-    dtype: torch.dtype = torch.float32,
+    dtype: str | torch.dtype | Format = torch.float32,
     *,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
 ) -> nn.Module:
@@ -28,8 +28,9 @@ def pack(
 
     Args:
         model: any module, a single layer included.
-        dtype: what weights are stored as: torch.float32, torch.bfloat16 or torch.int8. Products with int8
-            weights are summed exactly, in integers, with inputs rounded to 16 bits; all others in float32.
+        dtype: the format that weights are stored in, by its name in `blockgate.formats` ("float32", "bfloat16", "int8",
+            "int4"), or the torch dtype of that name. Products with integer weights are summed exactly, in integers,
+            with inputs rounded to 16 bits; all others in float32.
         filter_fn: called with each layer to pack and its name; layers it answers with False stay unpacked.
 
     Returns:
@@ -37,7 +38,7 @@ def pack(
         with forward hooks or parametrizations, bidirectional LSTMs and subclasses of nn.Linear or nn.LSTM stay as they
         are. `model` itself is left alone.
     """
-    check_packed_dtype(dtype)
+    stored_as = get_format(dtype)
     if not isinstance(model, nn.Module):
         raise invalid("pack", expected="an nn.Module", got=type(model).__name__, remedy="Pass a model or a layer.")
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
@@ -47,7 +48,7 @@ def pack(
     packed: dict[nn.Module, nn.Module] = {}
     for name, module in model.named_modules():
         if _is_packable(module) and (filter_fn is None or filter_fn(module, name)):
-            packed[module] = packers()[type(module)](module, dtype)
+            packed[module] = packers()[type(module)](module, stored_as)
     if not packed:
         raise invalid(
             "pack",

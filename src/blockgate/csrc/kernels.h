@@ -1,46 +1,19 @@
 // The contract between the kernels (isa/) and those who run them (host/, bind/): what is asked of a
 // kernel set, whatever the instruction set. It lies above the three folders because it belongs to
-// none of them, and it is all that they share.
+// none of them; with grid.h and formats.h, which it includes, it is all that they share.
 //
 // Only plain structs, function pointers and static functions: this header is part of every
 // per-instruction-set translation unit, and a function shared between them could be merged into
 // the copy that not every machine can run.
 #pragma once
 
+#include "formats.h"
+#include "grid.h"
+
 #include <cstddef>
 #include <cstdint>
 
 namespace blockgate {
-
-// Outputs per panel of the packed layout: block -> panels -> k -> 16 outputs contiguous.
-inline constexpr int64_t PANEL = 16;
-
-static constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-static constexpr int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
-
-// The cut of a weight (out, in) into rows x cols blocks; the last row and column may be ragged.
-struct Grid {
-  int64_t out, in, block_out, block_in, rows, cols;
-};
-
-static constexpr int64_t outputs_of_row(const Grid& g, int64_t row) {
-  return smaller(g.block_out, g.out - row * g.block_out);
-}
-static constexpr int64_t inputs_of_col(const Grid& g, int64_t col) {
-  return smaller(g.block_in, g.in - col * g.block_in);
-}
-// Sizes of a packed block: the same for all blocks of a grid.
-static constexpr int64_t packed_depth(const Grid& g) { return smaller(g.block_in, g.in); }
-static constexpr int64_t packed_panels(const Grid& g) {
-  return ceil_div(smaller(g.block_out, g.out), PANEL);
-}
-static constexpr int64_t packed_block_size(const Grid& g) {
-  return packed_panels(g) * packed_depth(g) * PANEL;
-}
-
-// packed_float: panels of the type that is computed in, float or double.
-enum class WeightKind { row_major, packed_float, packed_bfloat16, packed_int8 };
 
 // One open gate. `slot` is its column in the (tokens, entries) gate tensor.
 template <class T>
@@ -66,10 +39,7 @@ struct BlockRows {
   int64_t block_stride, stride;
 };
 
-// Inputs of an int8 block beyond which int32 sums could overflow even with inputs of one step.
-inline constexpr int64_t MAX_INTEGER_DEPTH = 0x7fffffff / 127;
-
-// Inputs as int16 steps, for int8 weights. An odd number of them in a block is followed by a 0.
+// Inputs as int16 steps, for integer weights. An odd number of them in a block is followed by a 0.
 struct QuantisedRows {
   BlockRows<int16_t> steps;
   const float* size;  // of a step: that of block b of token t at size[b * tokens + t]
@@ -81,13 +51,12 @@ template <class T>
 struct ForwardArgs {
   Grid grid;
   BlockRows<T> x;
-  const void* weight;
-  WeightKind kind;
-  const float* scale;
+  const T* row_major;  // an ordinary (out, in) weight, packed on the way; null: `packed` has it
+  PackedView packed;
   const T* bias;
   T* y;
   Groups<T> groups;
-  QuantisedRows quantised = {};  // instead of x where weights are int8
+  QuantisedRows quantised = {};  // instead of x where the format takes steps
 };
 
 // The part of the output one task owns, for some tokens: some panels of a row of blocks, or
@@ -106,13 +75,11 @@ struct OpenBlock {
 struct StreamArgs {
   Grid grid;
   const float* x;
-  const void* weight;
-  WeightKind kind;
-  const float* scale;
+  PackedView packed;
   const float* bias;
   float* y;
   const void* then;  // weights to fetch ahead at the end, or null
-  QuantisedRows quantised = {};  // instead of x where weights are int8
+  QuantisedRows quantised = {};  // instead of x where the format takes steps
 };
 
 template <class T>
@@ -141,13 +108,11 @@ struct TopK {
   Normalise normalise;
 };
 
-// The product of one step of a recurrence, added to y (tokens, out); weights packed in any kind.
+// The product of one step of a recurrence, added to y (tokens, out).
 template <class T>
 struct StepProduct {
   Grid grid;
-  const void* weight;
-  WeightKind kind;
-  const float* scale;
+  PackedView packed;
   const T* x;
   int64_t x_stride, tokens;
   T* y;
@@ -159,7 +124,7 @@ struct StepProduct {
   const int32_t* row_starts;
   // A single token: the weights that are read after this product, or null.
   const void* then;
-  QuantisedRows quantised = {};  // instead of x where weights are int8
+  QuantisedRows quantised = {};  // instead of x where the format takes steps
 };
 
 // The gradient of x (tokens, in) and of the gates in one step. Tokens count over all steps.
@@ -247,8 +212,9 @@ struct KernelTable {
   // Outputs [panel_begin, panel_end) of one row of blocks; `open` are that row's open blocks.
   void (*stream)(const StreamArgs&, int64_t row, int64_t panel_begin, int64_t panel_end,
                  const OpenBlock* open, int64_t count);
-  // One token's inputs of one block to int16 steps, an even number of them; returns their size.
-  float (*quantise)(const float* x, int64_t depth, int16_t* steps);
+  // One token's inputs of one block to int16 steps, an even number of them; the largest becomes
+  // `largest_steps`. Returns the size of a step.
+  float (*quantise)(const float* x, int64_t depth, int64_t largest_steps, int16_t* steps);
 };
 
 extern const KernelTable baseline_kernels;

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from blockgate.checkpoint.atomic import replace_whole
 from blockgate.errors import BlockgateError, invalid
 
 if TYPE_CHECKING:
@@ -277,15 +278,11 @@ def _write(figure: Figure, path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise invalid("path", expected=f"a name that ends in {FORMATS}", got=str(path), remedy="Choose one of them.")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     kind = path.suffix[1:].lower()
     try:
         # The same record gives the same file: no date, no random names inside.
-        with mpl.rc_context({"svg.hashsalt": "blockgate"}):
+        with mpl.rc_context({"svg.hashsalt": "blockgate"}), replace_whole(path) as part:
             figure.savefig(part, format=kind, bbox_inches="tight", metadata={"Date": None} if kind == "svg" else None)
-        os.replace(part, path)
     except OSError as error:
         raise BlockgateError(f"picture: expected to write {path}, got {error}. Choose another path.") from error
-    finally:
-        part.unlink(missing_ok=True)
     return path

@@ -21,7 +21,7 @@ from blockgate.runtime.plan import (
     slower_path,
     weights_refusal,
 )
-from blockgate.runtime.prepared import PreparedLinear, pack_weight
+from blockgate.runtime.prepared import PreparedLinear
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,8 +94,7 @@ class RunnableLinear(nn.Module, GatedLinear):
         refusal = memory_refusal((self.weight, self.bias, *self.gate.parameters()))
         if refusal is not None:
             return refusal
-        packed = pack_weight(self._matrix(), self.grid, torch.float32)
-        return PreparedLinear(packed, self.bias, self.grid, cast("TopKGate", self.gate))
+        return PreparedLinear.copy_of(self._matrix(), self.bias, self.gate)
 
     def _matrix(self) -> Tensor:
         """The weight as (out_features, in_features), for layers that store it in another way."""

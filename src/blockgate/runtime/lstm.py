@@ -29,7 +29,7 @@ from blockgate.runtime.plan import (
     slower_path,
     weights_refusal,
 )
-from blockgate.runtime.prepared import PreparedLinear, PreparedLSTM, pack_weight
+from blockgate.runtime.prepared import PreparedLinear, PreparedLSTM
 from blockgate.runtime.recurrent import LSTMState, SegmentRun, Segments, recur, run_layers, step_by_step
 
 if TYPE_CHECKING:
@@ -158,10 +158,7 @@ class RunnableLSTM(nn.Module):
         refusal = memory_refusal(self.parameters())
         if refusal is not None:
             return refusal
-        return PreparedLSTM([
-            PreparedLinear(pack_weight(m.weight, m.grid, torch.float32), m.bias, m.grid, cast("TopKGate", m.gate))
-            for m in self.matrices().values()
-        ])
+        return PreparedLSTM([PreparedLinear.copy_of(*matrix) for matrix in self.matrices().values()])
 
     def _gates(self) -> list[Gate]:
         """All gates, in the order of `matrices`."""

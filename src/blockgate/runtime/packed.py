@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from blockgate.errors import BlockgateError, invalid
+from blockgate.formats import Format, PackedWeight, get_format
 from blockgate.grid import BlockGrid
-from blockgate.ops.packed_linear import PACKED_DTYPES, dense_packed_linear, packed_linear, unpack_blocks
+from blockgate.ops.packed_linear import dense_packed_linear, packed_linear, unpack_blocks
 from blockgate.runtime.block_linear import BlockLinear, GatedLinear, autocast_dtype, check_rows
 from blockgate.runtime.plan import (
     FUSED,
@@ -24,7 +25,7 @@ from blockgate.runtime.plan import (
     slower_path,
     weights_refusal,
 )
-from blockgate.runtime.prepared import PackedWeight, PreparedLinear, pack_weight
+from blockgate.runtime.prepared import PreparedLinear, pack_weight
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +40,6 @@ __all__ = [
     "PackedBlocks",
     "PackedDynamicSparseLinear",
     "PackedLinear",
-    "check_packed_dtype",
 ]
 
 # Of the packed layout in checkpoints; a reader refuses any other.
@@ -49,30 +49,23 @@ FORMAT_VERSION = 1
 DENSE_BLOCK = 128
 
 
-def check_packed_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Returns `dtype` if weights can be packed to it."""
-    if dtype not in PACKED_DTYPES:
-        raise invalid("dtype", expected=f"one of {PACKED_DTYPES}", got=dtype, remedy="torch.float32 keeps every bit.")
-    return dtype
-
-
 class PackedBlocks(nn.Module):
     """The packed blocks of one weight, as buffers; loads an unpacked weight too, and packs it anew.
 
     Args:
         weight: (m, n), any floating type.
         grid: its block grid.
-        dtype: torch.float32, torch.bfloat16 or torch.int8.
+        stored_as: the format that the weight is packed to.
     """
 
     blocks: Tensor
     scale: Tensor
     version: Tensor
 
-    def __init__(self, weight: Tensor, grid: BlockGrid, dtype: torch.dtype) -> None:
+    def __init__(self, weight: Tensor, grid: BlockGrid, stored_as: Format) -> None:
         super().__init__()
-        self.grid = grid
-        packed = _pack_checked(weight, grid, dtype)
+        self.grid, self.format = grid, stored_as
+        packed = _pack_checked(weight, grid, stored_as)
         self.register_buffer("blocks", packed.blocks)
         self.register_buffer("scale", packed.scale)
         self.register_buffer("version", torch.tensor(FORMAT_VERSION, device=weight.device))
@@ -84,7 +77,7 @@ class PackedBlocks(nn.Module):
 
     def weight(self) -> Tensor:
         """The weight (m, n) in float32 that the blocks stand for."""
-        return cast("Tensor", unpack_blocks(self.blocks, self.scale, self.sizes))
+        return cast("Tensor", unpack_blocks(self.blocks, self.scale, self.sizes, self.format.name))
 
     @property
     def sizes(self) -> list[int]:
@@ -93,7 +86,7 @@ class PackedBlocks(nn.Module):
 
     def extra_repr(self) -> str:
         """For print(model)."""
-        return f"{str(self.dtype).removeprefix('torch.')}, blocks={self.grid.out_blocks}x{self.grid.in_blocks}"
+        return f"{self.format.name}, blocks={self.grid.out_blocks}x{self.grid.in_blocks}"
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         return super()._apply(_moving_only(fn), recurse)  # type: ignore[no-untyped-call]
@@ -113,7 +106,7 @@ class PackedBlocks(nn.Module):
                 f"{prefix}blocks",
                 expected=f"{self.dtype}, as this model was packed to",
                 got=blocks.dtype,
-                remedy="Pack the model to the dtype of the checkpoint before loading.",
+                remedy="Pack the model to the format of the checkpoint before loading.",
             )
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -128,10 +121,9 @@ def _moving_only(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return move
 
 
-def _pack_checked(weight: Tensor, grid: BlockGrid, dtype: torch.dtype) -> PackedWeight:
-    if dtype == torch.int8 and not weight.is_meta and not torch.isfinite(weight).all():
-        raise invalid("weight", expected="finite values for int8", got="NaN or inf", remedy="Pack to torch.float32.")
-    return pack_weight(weight, grid, dtype)
+def _pack_checked(weight: Tensor, grid: BlockGrid, stored_as: Format) -> PackedWeight:
+    stored_as.check_weight(weight)
+    return pack_weight(weight, grid, stored_as)
 
 
 class PackedLinear(nn.Module, BlockLinear):
@@ -143,7 +135,7 @@ class PackedLinear(nn.Module, BlockLinear):
     Args:
         weight: (out_features, in_features), or the other way round where `transposed`; copied, and not kept.
         bias: (out_features) or None; copied.
-        dtype: torch.float32, torch.bfloat16 or torch.int8.
+        dtype: a format of `blockgate.formats`, by name, or as the torch dtype of that name.
         grid: the cut of the weight; blocks of 128 if None.
         transposed: whether the layer stores its weight as (in_features, out_features); so do its checkpoints.
     """
@@ -154,7 +146,7 @@ class PackedLinear(nn.Module, BlockLinear):
         self,
         weight: Tensor,
         bias: Tensor | None,
-        dtype: torch.dtype,
+        dtype: str | torch.dtype | Format,
         grid: BlockGrid | None = None,
         *,
         transposed: bool = False,
@@ -163,7 +155,7 @@ class PackedLinear(nn.Module, BlockLinear):
         self._transposed = transposed
         weight = weight.t() if transposed else weight
         self.grid = grid or BlockGrid(weight.shape[0], weight.shape[1], DENSE_BLOCK)
-        self.packed = PackedBlocks(weight, self.grid, check_packed_dtype(dtype))
+        self.packed = PackedBlocks(weight, self.grid, get_format(dtype))
         copied = None if bias is None else nn.Parameter(bias.detach().float().clone(), requires_grad=False)
         self.register_parameter("bias", copied)
         self._prepared: PreparedLinear | Refusal | None = None
@@ -206,12 +198,13 @@ class PackedLinear(nn.Module, BlockLinear):
         if refusal is not None:
             return refusal
         gate = cast("TopKGate | None", self._modules.get("gate"))
-        return PreparedLinear(PackedWeight(self.packed.blocks, self.packed.scale), self.bias, self.grid, gate)
+        packed = PackedWeight(self.packed.blocks, self.packed.scale)
+        return PreparedLinear(packed, self.bias, self.grid, self.packed.format, gate)
 
     def _product(self, rows: Tensor) -> Tensor:
         """y (N, out_features) for rows (N, in_features) of float32, by the op."""
         packed = self.packed
-        y: Tensor = dense_packed_linear(rows, packed.blocks, packed.scale, self.bias, packed.sizes)
+        y: Tensor = dense_packed_linear(rows, packed.blocks, packed.scale, self.bias, packed.sizes, packed.format.name)
         return y
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -254,7 +247,7 @@ class PackedLinear(nn.Module, BlockLinear):
         if weight is not None and weight.shape != shape:
             args[-1].append(f"size mismatch for {prefix}weight: expected {shape}, got {tuple(weight.shape)}.")
         elif weight is not None:
-            packed = _pack_checked(weight, self.grid, self.packed.dtype)
+            packed = _pack_checked(weight, self.grid, self.packed.format)
             fresh = {"blocks": packed.blocks, "scale": packed.scale, "version": torch.tensor(FORMAT_VERSION)}
             state_dict.update({f"{prefix}packed.{name}": value for name, value in fresh.items()})
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -268,12 +261,18 @@ class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
         weight: as for `PackedLinear`, and the next two.
         bias: (out_features) or None.
         gate: the gate of the layer; copied.
-        dtype: torch.float32, torch.bfloat16 or torch.int8.
+        dtype: a format of `blockgate.formats`, by name, or as the torch dtype of that name.
         transposed: as for `PackedLinear`.
     """
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, gate: Gate, dtype: torch.dtype, *, transposed: bool = False
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        gate: Gate,
+        dtype: str | torch.dtype | Format,
+        *,
+        transposed: bool = False,
     ) -> None:
         super().__init__(weight, bias, dtype, gate.grid, transposed=transposed)
         self.gate: Gate = copy.deepcopy(gate).float().requires_grad_(False)
@@ -297,5 +296,7 @@ class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
     def _product(self, rows: Tensor) -> Tensor:
         gates, indices = self.gate(rows)
         packed = self.packed
-        y: Tensor = packed_linear(rows, packed.blocks, packed.scale, self.bias, gates, indices, packed.sizes)
+        y: Tensor = packed_linear(
+            rows, packed.blocks, packed.scale, self.bias, gates, indices, packed.sizes, packed.format.name
+        )
         return y

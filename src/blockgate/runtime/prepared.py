@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, cast
 
-import torch
 from torch import Tensor
 
+from blockgate.formats import PackedWeight, get_format
 from blockgate.ops.packed_linear import (
     pack_blocks,
     prepare_dynamic_linear,
@@ -20,22 +20,17 @@ from blockgate.ops.packed_linear import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from blockgate.formats import Format
+    from blockgate.gates import Gate
     from blockgate.gates.topk import TopKGate
     from blockgate.grid import BlockGrid
 
-__all__ = ["PackedWeight", "PreparedLSTM", "PreparedLinear", "pack_weight"]
+__all__ = ["PreparedLSTM", "PreparedLinear", "pack_weight"]
 
 
-class PackedWeight(NamedTuple):
-    """Blocks and scales as `pack_blocks` makes them."""
-
-    blocks: Tensor
-    scale: Tensor
-
-
-def pack_weight(weight: Tensor, grid: BlockGrid, dtype: torch.dtype) -> PackedWeight:
-    """A weight (m, n) as packed blocks of `dtype`."""
-    return PackedWeight(*pack_blocks(weight.detach().float(), grid.block, dtype))
+def pack_weight(weight: Tensor, grid: BlockGrid, stored_as: Format) -> PackedWeight:
+    """A weight (m, n) in some format."""
+    return PackedWeight(*pack_blocks(weight.detach().float(), grid.block, stored_as.name))
 
 
 class PreparedLinear:
@@ -45,27 +40,34 @@ class PreparedLinear:
         packed: its weight.
         bias: (m) or None; read anew on every call, as are the gate's biases.
         grid: the cut of the weight.
+        stored_as: the format of the weight.
         gate: a gate that native code computes, whose weights are packed here, each as one block of float32; None where
             every block is open.
     """
 
     def __init__(
-        self, packed: PackedWeight, bias: Tensor | None, grid: BlockGrid, gate: TopKGate | None = None
+        self,
+        packed: PackedWeight,
+        bias: Tensor | None,
+        grid: BlockGrid,
+        stored_as: Format,
+        gate: TopKGate | None = None,
     ) -> None:
         self.in_features, self.out_features = grid.in_features, grid.out_features
         self.gate = gate
         sizes = [grid.out_features, grid.in_features, *grid.block]
         if gate is None:
-            self.handle: int = prepare_packed_linear(*packed, bias, sizes)
+            self.handle: int = prepare_packed_linear(*packed, bias, sizes, stored_as.name)
         else:
             gate_weight, hidden_weight = (
-                None if w is None else pack_blocks(w.detach().float(), w.shape, torch.float32)[0]
+                None if w is None else pack_blocks(w.detach().float(), w.shape, "float32")[0]
                 for w in (gate.weight, gate.hidden_weight)
             )
             self.handle = prepare_dynamic_linear(
                 *packed,
                 bias,
                 sizes,
+                stored_as.name,
                 gate_weight,
                 gate.bias,
                 hidden_weight,
@@ -75,6 +77,12 @@ class PreparedLinear:
                 gate.normalise,
             )
         weakref.finalize(self, release_prepared_linear, self.handle).atexit = False
+
+    @classmethod
+    def copy_of(cls, weight: Tensor, bias: Tensor | None, gate: Gate) -> PreparedLinear:
+        """A weight (m, n) copied as it is, to float32 blocks, and prepared with its gate."""
+        stored_as = get_format("float32")
+        return cls(pack_weight(weight, gate.grid, stored_as), bias, gate.grid, stored_as, cast("TopKGate", gate))
 
     def __call__(self, x: Tensor) -> Tensor:
         """y (..., m) for x (..., n) in one call."""

@@ -9,7 +9,6 @@ import torch
 
 from blockgate.lab.baselines import MagnitudePruner, prunable_weights
 from blockgate.lab.models import (
-    GateConfig,
     ImageNetwork,
     ImageNetworkConfig,
     LanguageModel,
@@ -17,8 +16,9 @@ from blockgate.lab.models import (
     count_costs,
     small_dense,
 )
+from blockgate.spec import GateSpec
 
-GATE = GateConfig(block_size=4, sparsity=0.75, key_size=4, kind="eq1")
+GATE = GateSpec(block_size=4, sparsity=0.75, key_size=4, gate="eq1")
 LSTM = LanguageModelConfig(cell="lstm", embedding_size=8, hidden_size=16, projection=True, gate=GATE)
 # Layers 64 x 8, 64 x 16, 64 x 16, 64 x 16; projection 16 x 8; 50 words.
 LSTM_MATRICES = 64 * (8 + 16 + 16 + 16)
@@ -43,7 +43,8 @@ def test_a_gated_lstm():
 
 
 def test_rounding_to_whole_blocks_counts():
-    config = replace(LSTM, matrices="dynamic", gate=replace(GATE, sparsity=0.9, kind="topk", select="per_row"))
+    gate = replace(GATE, sparsity=0.9, gate="topk", select="per_row")
+    config = replace(LSTM, matrices="dynamic", gate=gate)
     # One block in every row of 2 or 4.
     assert count_costs(LanguageModel(config, 50)).matrix_macs == 64 * 4 * 4 + LSTM_MATRICES // 16 * 4
 
@@ -79,7 +80,7 @@ def test_an_image_network():
 
 def test_the_papers_quasi_rnn():
     config = LanguageModelConfig(
-        cell="qrnn", embedding_size=512, hidden_size=1536, num_layers=4, gate=GateConfig(key_size=384)
+        cell="qrnn", embedding_size=512, hidden_size=1536, num_layers=4, gate=GateSpec(key_size=384)
     )
     with torch.device("meta"):
         costs = count_costs(LanguageModel(replace(config, matrices="dynamic"), 10000))

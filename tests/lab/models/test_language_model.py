@@ -9,14 +9,15 @@ import torch
 from torch import nn
 
 from blockgate.convert import pack
-from blockgate.lab.models import GateConfig, LanguageModel, LanguageModelConfig
+from blockgate.lab.models import LanguageModel, LanguageModelConfig
 from blockgate.lab.models.plain import from_plain, to_plain
 from blockgate.lab.models.softmax import AdaptiveSoftmax, FullSoftmax
 from blockgate.runtime import PackedLinear
+from blockgate.spec import GateSpec
 from tests.helpers import assert_close, raises_blockgate
 
 WORDS = 50
-GATE = GateConfig(block_size=4, sparsity=0.5)
+GATE = GateSpec(block_size=4, sparsity=0.5)
 SMALL = LanguageModelConfig(embedding_size=12, hidden_size=16, num_layers=3, gate=GATE)
 KINDS = [
     replace(SMALL, cell="lstm", matrices="dense"),
@@ -165,7 +166,7 @@ def test_quasi_rnn_layers_have_the_papers_shapes():
 
 
 def test_configs_survive_json():
-    config = replace(SMALL, cutoffs=(3, 9), input_dropout=0.2, gate=replace(GATE, key_size="all"))
+    config = replace(SMALL, cutoffs=(3, 9), input_dropout=0.2, gate=replace(GATE, key_size=None, block_size=(4, 2)))
     plain = to_plain(config)
     assert plain["cutoffs"] == [3, 9]
     assert from_plain(LanguageModelConfig, plain) == config

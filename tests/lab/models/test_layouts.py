@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from blockgate.convert import pack
-from blockgate.lab.models import GateConfig, LanguageModel, LanguageModelConfig, language_model
+from blockgate.lab.models import LanguageModel, LanguageModelConfig, language_model
 from blockgate.lab.models.layouts import layer_name, stack_states
+from blockgate.spec import GateSpec
 from tests.helpers import assert_close
 
 WORDS = 50
 SMALL = LanguageModelConfig(
-    embedding_size=12, hidden_size=16, num_layers=3, projection=True, gate=GateConfig(block_size=4, sparsity=0.5)
+    embedding_size=12, hidden_size=16, num_layers=3, projection=True, gate=GateSpec(block_size=4, sparsity=0.5)
 )
 kinds = pytest.mark.parametrize("kind", ["dense", "dynamic", "static"])
 cells = pytest.mark.parametrize("cell", ["lstm", "qrnn"])

@@ -7,8 +7,9 @@ import torch
 
 import blockgate as bg
 from blockgate.lab.data import Vocabulary
-from blockgate.lab.models import GateConfig, ImageNetwork, ImageNetworkConfig, LanguageModel, LanguageModelConfig
+from blockgate.lab.models import ImageNetwork, ImageNetworkConfig, LanguageModel, LanguageModelConfig
 from blockgate.lab.models.sampling import sample
+from blockgate.spec import GateSpec
 from tests.helpers import assert_close, raises_blockgate
 
 VOCABULARY = Vocabulary(["<eos>", "<unk>", *(f"w{n}" for n in range(18))])
@@ -17,7 +18,7 @@ VOCABULARY = Vocabulary(["<eos>", "<unk>", *(f"w{n}" for n in range(18))])
 @pytest.fixture
 def model():
     config = LanguageModelConfig(
-        cell="qrnn", matrices="dynamic", embedding_size=8, hidden_size=16, gate=GateConfig(block_size=4)
+        cell="qrnn", matrices="dynamic", embedding_size=8, hidden_size=16, gate=GateSpec(block_size=4)
     )
     made = LanguageModel(config, len(VOCABULARY)).eval()
     # Far apart, so that the likeliest word is clear.

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from blockgate.cli import main
 from blockgate.lab.models import LanguageModel, count_costs
-from blockgate.lab.reproduce import choose_arms
-from blockgate.lab.reproduce.ablations import ABLATIONS, DENSE_CHANGES, PRUNED_CHANGES
-from blockgate.lab.reproduce.arms import EXPERIMENTS, SCALES, Arm, arms_of, run_of
-from blockgate.lab.reproduce.paper import PAPER
+from blockgate.lab.reproduce import EXPERIMENTS, SCALES, Arm, arms_of, choose_arms, experiments, run_of
+from blockgate.lab.reproduce.experiments import PAPER
+from blockgate.lab.reproduce.experiments.ablations import ABLATIONS, DENSE_CHANGES, PRUNED_CHANGES
 from blockgate.lab.training import shipped_configs
 from blockgate.lab.training.config import RampConfig, run_to_plain
 from tests.helpers import raises_blockgate
@@ -76,14 +76,14 @@ def test_every_number_of_the_paper_has_its_arm():
     assert len(PAPER) == 2 + 9 + 2 * 7
 
 
-def test_patterns_choose_and_unknown_names_are_refused():
+def test_names_with_wildcards_choose_and_unknown_names_are_refused():
     assert [arm.name for arm in choose_arms("table2", "paper", ["ptb-lstm-agp-*", "ptb-lstm-dense"])] == [
         "ptb-lstm-dense",
         "ptb-lstm-agp-50",
         "ptb-lstm-agp-75",
         "ptb-lstm-agp-90",
     ]
-    with raises_blockgate("arms: expected names, or patterns of names, of table2: ptb-lstm-dense, "):
+    with raises_blockgate("arms: expected names of arms of table2: ptb-lstm-dense, "):
         choose_arms("table2", "laptop", ["ptb-lstm-agp-50", "ptb-lstm-agp-51"])
     with raises_blockgate("reproduce: expected one of"):
         choose_arms("table3", "laptop")
@@ -140,7 +140,7 @@ def test_options_of_the_arms():
     assert (agp.pruning.sparsity, agp.pruning.initial, agp.pruning.block_size) == (0.9, 0.05, None)
     assert agp.model.matrices == "dense"
     assert agp.ramp == RampConfig()
-    assert run_of(Arm("ptb-lstm", "block-agp", 90), base).pruning.block_size == 128
+    assert run_of(Arm("ptb-lstm", "block-agp", 90), base).pruning.block_size == (128, 128)
     assert run_of(Arm("ptb-lstm", "static", 50), base).model.matrices == "static"
 
 
@@ -165,7 +165,7 @@ ABLATED = {
     "global": {"model.gate.select"},
     "unnormalised": {"model.gate.normalise"},
     "ramp": {"ramp.end", "ramp.every"},
-    "near-dense": {"model.gate.near_dense"},
+    "near-dense": {"model.near_dense"},
     "half-key": {"model.gate.key_size"},
     "double-key": {"model.gate.key_size"},
     "key-all": {"model.gate.key_size"},
@@ -174,15 +174,15 @@ ABLATED = {
     "double-block": {"model.gate.block_size"},
     "slow-gates": {"optimizer.gate_lr"},
     "fast-gates": {"optimizer.gate_lr"},
-    "softmax-sum": {"model.gate.kind", "model.gate.normalise", "model.gate.select"},
-    "sigmoid": {"model.gate.kind", "model.gate.normalise", "model.gate.select", "model.gate.sparsity"},
+    "softmax-sum": {"model.gate.gate", "model.gate.normalise", "model.gate.select"},
+    "sigmoid": {"model.gate.gate", "model.gate.normalise", "model.gate.select", "model.gate.sparsity"},
     "weight-drop": {"model.weight_dropout"},
     "no-dropout": {"model.dropout"},
     "output-dropout": {"model.dropout", "model.output_dropout"},
     "more-dropout": {"model.dropout"},
     "balance": {"balance"},
-    "from-dense": {"start", "model.gate.near_dense"},
-    "distilled": {"start", "model.gate.near_dense", "distil"},
+    "from-dense": {"start", "model.near_dense"},
+    "distilled": {"start", "model.near_dense", "distil"},
 }
 
 
@@ -224,3 +224,15 @@ def test_there_is_a_config_for_every_task(scale):
     for experiment in EXPERIMENTS:
         for arm in arms_of(experiment, scale):
             assert f"{arm.task}-{scale}" in shipped_configs()
+
+
+def test_every_file_of_the_folder_is_an_experiment_that_the_command_knows(capsys):
+    folder = Path(experiments.__file__).parent
+    assert {file.stem.replace("_", "-") for file in folder.glob("[a-z]*.py")} == set(EXPERIMENTS)
+    for name, experiment in EXPERIMENTS.items():
+        assert experiment.name == name
+        assert bool(experiment.title) != bool(experiment.draw), "a table has a title, a figure draws"
+    with pytest.raises(SystemExit, match="0"):
+        main(["reproduce", "--help"])
+    help_text = capsys.readouterr().out
+    assert all(name in help_text for name in EXPERIMENTS)

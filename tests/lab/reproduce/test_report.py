@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blockgate.lab.reproduce.arms import Arm
+from blockgate.lab.reproduce import Arm
 from blockgate.lab.reproduce.quality import Point, draw_quality, points_of
 from blockgate.lab.reproduce.report import table
 from tests.helpers import raises_blockgate
@@ -61,7 +61,7 @@ def test_rows():
     ]
     assert text.startswith("# Table 2, laptop scale\n")
     assert "Seeds 1, 2; the best epoch by validation. Test CPU, torch 2.99, commit abc." in text
-    assert "compare rows with each other alone" in text
+    assert "compare rows only with each other" in text
     assert "compare rows" not in table("Table 2", [DENSE], RESULTS, "paper")
 
 

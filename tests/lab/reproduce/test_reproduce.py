@@ -14,8 +14,7 @@ import pytest
 
 from blockgate.cli import main
 from blockgate.errors import BlockgateError
-from blockgate.lab.reproduce import Order, reproduce, worker
-from blockgate.lab.reproduce.arms import Arm, arms_of, run_of
+from blockgate.lab.reproduce import Arm, Order, arms_of, reproduce, run_of, worker
 from blockgate.lab.reproduce.results import RESULT, load_result
 from blockgate.lab.reproduce.supervisor import Job, check_done
 from blockgate.lab.reproduce.tiny import tiny_run
@@ -223,7 +222,7 @@ def test_workers_leave_arms_alone_that_others_are_at(job, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["table2", "--arms", "ptb-gru-*"], "arms: expected names, or patterns of names, of table2"),
+        (["table2", "--arms", "ptb-gru-*"], "arms: expected names of arms of table2"),
         (["table2", "--jobs", "0"], "jobs: expected a positive int, got 0"),
         (["table1"], "Run `blockgate data fetch ptb`"),
         (["mnist"], "Run `blockgate data fetch mnist`"),

@@ -10,7 +10,15 @@ import torch
 from blockgate.lab.models import language_model
 from blockgate.lab.training import Hook, evaluate, load_trained, train
 from blockgate.lab.training.checkpoint import load_checkpoint, save_checkpoint
-from blockgate.lab.training.config import OptimizerConfig, PruningConfig, RampConfig
+from blockgate.lab.training.config import (
+    OptimizerConfig,
+    PruningConfig,
+    RampConfig,
+    differences,
+    run_from_plain,
+    run_to_plain,
+)
+from blockgate.spec import GateSpec
 from tests.corpora import tiny_text_run, write_texts
 from tests.lab.training.test_resume import Crash
 
@@ -68,3 +76,15 @@ def test_a_run_may_start_from_one_of_the_other_layout(tmp_path):
     gated = replace(dense, output=tmp_path / "gated", start=tmp_path / "dense")
     train(replace(gated, model=replace(gated.model, matrices="dynamic", dropout=0.0)), quiet=True)
     assert load_trained(tmp_path / "gated").model.is_one_stack
+
+
+def test_options_of_gates_in_the_words_of_version_0_1():
+    model = {"gate": {"kind": "eq1", "key_size": "all", "near_dense": True, "block_size": 8}}
+    run = run_from_plain({"task": "language-model", "model": model, "pruning": {"block_size": 8}})
+    assert run.model.gate == GateSpec(gate="eq1", key_size=None, block_size=8)
+    assert run.model.near_dense
+    assert run_from_plain({"task": "images", "model": {"gate": {"key_size": "auto"}}}).model.gate.key_size == "auto"
+    # Written again in the words of now, it is the same run.
+    assert run_from_plain(run_to_plain(run)) == run
+    former = {"task": "language-model", "model": model, "pruning": {"block_size": 8}}
+    assert differences(former, run_to_plain(run)) == []

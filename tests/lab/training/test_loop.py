@@ -196,7 +196,7 @@ def test_a_finished_run_is_not_overwritten(texts, tmp_path):
     assert train(replace(run, resume=True), quiet=True) == results
     with raises_blockgate("epochs: 1 -> 2; optimizer.lr: 5.0 -> 3.0"):
         train(replace(run, resume=True, epochs=2, optimizer=replace(run.optimizer, lr=3.0)), quiet=True)
-    with raises_blockgate("the hooks are others"):
+    with raises_blockgate("other hooks"):
         train(replace(run, resume=True), hooks=[lambda *_: Hook()], quiet=True)
 
 
@@ -205,7 +205,7 @@ def test_a_run_is_not_resumed_with_other_data(tmp_path):
     run = tiny_text_run(texts, tmp_path / "run", epochs=1)
     train(run, quiet=True)
     (texts / "valid.txt").write_text("w1 w1 w1 w1 w1\n")
-    with raises_blockgate("the data are others"):
+    with raises_blockgate("other data"):
         train(replace(run, resume=True), quiet=True)
 
 

@@ -12,7 +12,7 @@ from blockgate.lab.training import load_trained, train
 from blockgate.lab.training.config import OptimizerConfig, PruningConfig
 from tests.corpora import tiny_image_run, tiny_text_run, write_images, write_texts
 from tests.helpers import raises_blockgate
-from tests.lab.training.test_resume import Crash, assert_identical, everything
+from tests.lab.training.test_resume import crash_and_resume
 
 PRUNING = PruningConfig(sparsity=0.9, begin=0.5, end=1.5, every=0.25)
 
@@ -54,16 +54,8 @@ def test_blocks_of_an_image_network(tmp_path):
 
 
 def test_a_pruned_run_that_crashes_ends_the_same(texts, tmp_path):
-    run = pruned_run(texts, tmp_path / "whole", optimizer=OptimizerConfig(lr=5.0, clip=0.25, momentum=0.9))
-    train(run, quiet=True)
-    broken = replace(run, output=tmp_path / "broken", checkpoint_seconds=0.0)
-    for number, after in enumerate((3, 12, 14)):
-        with pytest.raises(RuntimeError, match="crash"):
-            train(replace(broken, resume=number > 0), hooks=[lambda *_, n=after: Crash(n)], quiet=True)
-    train(replace(broken, resume=True), hooks=[lambda *_: Crash(-1)], quiet=True)
-    found, expected = everything(tmp_path / "broken"), everything(tmp_path / "whole")
-    assert found[1]["training"]["hooks"].pop(0) == {}
-    assert_identical(found, expected)
+    run = pruned_run(texts, tmp_path, optimizer=OptimizerConfig(lr=5.0, clip=0.25, momentum=0.9))
+    expected = crash_and_resume(run, tmp_path, (3, 12, 14))
     assert expected[1]["training"]["hooks"][0]["pruned"]
 
 

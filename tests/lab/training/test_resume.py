@@ -64,6 +64,22 @@ class Crash(Hook):
             raise RuntimeError("crash")
 
 
+def crash_and_resume(run, folder, crashes):
+    """Runs once without a break, and once with crashes after so many updates; both must end the same: that end."""
+    whole, broken = (replace(run, output=folder / name) for name in ("whole", "broken"))
+    train(whole, quiet=True)
+    broken = replace(broken, checkpoint_seconds=0.0)
+    for number, after in enumerate(crashes):
+        with pytest.raises(RuntimeError, match="crash"):
+            train(replace(broken, resume=number > 0), hooks=[lambda *_, n=after: Crash(n)], quiet=True)
+    train(replace(broken, resume=True), hooks=[lambda *_: Crash(-1)], quiet=True)
+    found, expected = everything(folder / "broken"), everything(folder / "whole")
+    # The crashing hook has a state of its own, empty, in front of the others.
+    assert found[1]["training"]["hooks"].pop(0) == {}
+    assert_identical(found, expected)
+    return expected
+
+
 RAMP = RampConfig(begin=0.5, end=1.5, every="update")
 RUNS = {
     "sgd-ramp-plateau": {"ramp": RAMP, "schedule": ScheduleConfig(kind="plateau")},
@@ -81,32 +97,14 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_that_crashes_again_and_again_ends_the_same(name, tmp_path):
     texts = write_texts(tmp_path / "texts", train=700, other=120)
-    run = tiny_text_run(texts, tmp_path / "whole", **RUNS[name])
-    train(run, quiet=True)
-    broken = replace(run, output=tmp_path / "broken", checkpoint_seconds=0.0)
-    for number, after in enumerate((3, 1, 12, 7)):
-        with pytest.raises(RuntimeError, match="crash"):
-            train(replace(broken, resume=number > 0), hooks=[lambda *_, n=after: Crash(n)], quiet=True)
-    train(replace(broken, resume=True), hooks=[lambda *_: Crash(-1)], quiet=True)
-    found, expected = everything(tmp_path / "broken"), everything(tmp_path / "whole")
-    # The crashing hook has a state of its own, empty, in front of the others.
-    assert found[1]["training"]["hooks"].pop(0) == {}
-    assert_identical(found, expected)
+    expected = crash_and_resume(tiny_text_run(texts, tmp_path, **RUNS[name]), tmp_path, (3, 1, 12, 7))
     if name == "asgd":
         assert expected[1]["training"]["hooks"][0]["count"] > 1
 
 
 def test_images_resume_in_the_middle_of_an_epoch(tmp_path):
     images = write_images(tmp_path / "images")
-    run = tiny_image_run(images, tmp_path / "whole")
-    train(run, quiet=True)
-    broken = replace(run, output=tmp_path / "broken", checkpoint_seconds=0.0)
-    with pytest.raises(RuntimeError, match="crash"):
-        train(broken, hooks=[lambda *_: Crash(14)], quiet=True)
-    train(replace(broken, resume=True), hooks=[lambda *_: Crash(-1)], quiet=True)
-    found, expected = everything(tmp_path / "broken"), everything(tmp_path / "whole")
-    assert found[1]["training"]["hooks"].pop(0) == {}
-    assert_identical(found, expected)
+    crash_and_resume(tiny_image_run(images, tmp_path), tmp_path, (14,))
 
 
 def test_a_process_killed_outright_is_resumed_exactly(tmp_path):

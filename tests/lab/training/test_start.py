@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from blockgate.gates import Gate
-from blockgate.lab.models import GateConfig
 from blockgate.lab.training import load_trained, train
 from blockgate.lab.training.checkpoint import load_checkpoint
 from blockgate.lab.training.config import OptimizerConfig
 from blockgate.lab.training.loop import _Training
 from blockgate.lab.training.tasks import make_task
+from blockgate.spec import GateSpec
 from tests.corpora import tiny_text_run, write_texts
 from tests.helpers import assert_close, raises_blockgate
 
@@ -37,8 +37,9 @@ def dense(texts, tmp_path_factory):
 
 
 def gated(dense, output, **changes):
-    gate = replace(dense.model.gate, near_dense=True, sparsity=0.0)
-    return replace(dense, output=output, model=replace(dense.model, matrices="dynamic", gate=gate), **changes)
+    gate = replace(dense.model.gate, sparsity=0.0)
+    model = replace(dense.model, matrices="dynamic", gate=gate, near_dense=True)
+    return replace(dense, output=output, model=model, **changes)
 
 
 def test_a_gated_model_starts_where_the_dense_one_ended(dense, tmp_path):
@@ -62,17 +63,19 @@ def test_a_start_of_other_sizes_is_refused(dense, tmp_path):
 
 def test_near_dense_gates_start_at_bias_1(texts, tmp_path):
     run = tiny_text_run(texts, tmp_path)
-    near = replace(run, model=replace(run.model, gate=replace(run.model.gate, near_dense=True)))
+    near = replace(run, model=replace(run.model, near_dense=True))
     for made, bias in ((run, 0.0), (near, 1.0)):
         gates = [module for module in make_task(made).make_model().modules() if isinstance(module, Gate)]
         assert gates
         assert all(bool((gate.bias == bias).all()) for gate in gates)
 
 
-def test_gate_kinds_reach_the_layers():
-    options = GateConfig(kind="sigmoid", sparsity=0.0, near_dense=True).options()
-    assert (options["gate"], options["sparsity"]) == ("sigmoid", 0.0)
-    assert "near_dense" not in options
+def test_gate_kinds_reach_the_layers(texts, tmp_path):
+    run = tiny_text_run(texts, tmp_path)
+    spec = GateSpec(block_size=8, gate="sigmoid", sparsity=0.0)
+    model = make_task(replace(run, model=replace(run.model, gate=spec))).make_model()
+    gates = [module for module in model.modules() if isinstance(module, Gate)]
+    assert {gate.kind for gate in gates} == {"sigmoid"}
 
 
 def test_distillation_learns_what_the_teacher_says(dense, tmp_path):

@@ -18,8 +18,13 @@ Tensor gate_scores(const Tensor& key, const Tensor& weight, const std::optional<
     const Dense<T> b = bias_of<T>(bias, "bias", grid.out, weight);
     const Tensor scores = empty_tensor({rows.count, grid.out}, SCALAR_TYPE<T>);
     if (rows.count > 0)
-      run_forward<T>({grid, {rows.data, grid.in, rows.stride}, w.data, WeightKind::row_major, nullptr,
-                      b.data, data_of<T>(scores), {nullptr, nullptr}},
+      run_forward<T>({.grid = grid,
+                      .x = {rows.data, grid.in, rows.stride},
+                      .row_major = w.data,
+                      .packed = {},
+                      .bias = b.data,
+                      .y = data_of<T>(scores),
+                      .groups = {nullptr, nullptr}},
                      rows.count, rows.count);
     return scores;
   });

@@ -29,8 +29,13 @@ Tensor gated_linear(const Tensor& x, const Tensor& weight, const std::optional<T
         gate.gates.data, gate.indices.data, rows.count, gate.slots, grid.rows * grid.cols);
     const BlockRowsCopy<T> blocked =
         block_rows(rows.data, rows.stride, rows.count, grid.in, grid.block_in);
-    run_forward<T>({grid, blocked.view, w.data, WeightKind::row_major, nullptr, b.data,
-                    data_of<T>(y), groups.view()},
+    run_forward<T>({.grid = grid,
+                    .x = blocked.view,
+                    .row_major = w.data,
+                    .packed = {},
+                    .bias = b.data,
+                    .y = data_of<T>(y),
+                    .groups = groups.view()},
                    rows.count, groups.starts[grid.rows * grid.cols]);
     spoil_bad_rows(rows.data, rows.stride, rows.count, rows.width, data_of<T>(y), grid.out);
     return y;

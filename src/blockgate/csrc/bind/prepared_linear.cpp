@@ -8,10 +8,11 @@ namespace blockgate {
 namespace {
 
 PreparedLayer dense_layer(const Tensor& blocks, const Tensor& scale,
-                          const std::optional<Tensor>& bias, const Integers& sizes) {
+                          const std::optional<Tensor>& bias, const Integers& sizes,
+                          const std::string& format) {
   const Grid grid = grid_of(sizes);
-  return {grid, packed_weight_of(blocks, scale, grid), bias_of<float>(bias, "bias", grid.out, blocks),
-          std::nullopt};
+  return {grid, packed_weight_of(blocks, scale, grid, format_of(format)),
+          bias_of<float>(bias, "bias", grid.out, blocks), std::nullopt};
 }
 
 // A packed float32 layer of `outputs` features in one column of blocks.
@@ -21,21 +22,23 @@ GateLayer gate_layer_of(const Tensor& weight, const std::optional<Tensor>& bias,
   // With several blocks each holds whole panels, so the block height can be read off the shape.
   const int64_t block_out = weight.size(0) == 1 ? outputs : weight.size(1) * PANEL;
   const Grid grid = make_grid(outputs, inputs, block_out, inputs);
-  return {grid, packed_weight_of(weight, weight, grid), bias_of<float>(bias, name, outputs, weight)};
+  return {grid, packed_weight_of(weight, weight, grid, Format::float32),
+          bias_of<float>(bias, name, outputs, weight)};
 }
 
 int64_t prepare_packed_linear(const Tensor& blocks, const Tensor& scale,
-                              const std::optional<Tensor>& bias, Integers sizes) {
-  return add_prepared(dense_layer(blocks, scale, bias, sizes));
+                              const std::optional<Tensor>& bias, Integers sizes,
+                              const std::string& format) {
+  return add_prepared(dense_layer(blocks, scale, bias, sizes, format));
 }
 
 int64_t prepare_dynamic_linear(const Tensor& blocks, const Tensor& scale,
                                const std::optional<Tensor>& bias, Integers sizes,
-                               const Tensor& gate_weight, const std::optional<Tensor>& gate_bias,
+                               const std::string& format, const Tensor& gate_weight, const std::optional<Tensor>& gate_bias,
                                const std::optional<Tensor>& hidden_weight,
                                const std::optional<Tensor>& hidden_bias, Integers key,
                                int64_t groups, const std::string& normalise) {
-  PreparedLayer layer = dense_layer(blocks, scale, bias, sizes);
+  PreparedLayer layer = dense_layer(blocks, scale, bias, sizes, format);
   const int64_t num_blocks = layer.grid.rows * layer.grid.cols;
   const Key read = key_of(key, layer.grid.in, "input features");
   check_tensor(gate_weight, "gate_weight", ScalarType::Float, 4);

@@ -12,17 +12,19 @@ class Product {
  public:
   Product(const PreparedLayer& layer, int64_t tokens, int64_t open_blocks, float* y)
       : layer_(layer), bad_(tokens) {
-    step_.product = {layer.grid, layer.weight.data, layer.weight.kind, layer.weight.scale,
-                     nullptr,    layer.grid.in,     tokens,            y,
-                     nullptr,    nullptr,           0,                 nullptr,
-                     nullptr};
+    step_.product = {.grid = layer.grid,
+                     .packed = layer.weight.view,
+                     .x = nullptr,
+                     .x_stride = layer.grid.in,
+                     .tokens = tokens,
+                     .y = y};
     step_.bad = bad_.get();
-    if (layer.weight.kind == WeightKind::packed_int8) quantised_ = quantised_room(layer.grid, tokens);
+    if (takes_steps(layer.weight.view.format)) quantised_ = quantised_room(layer.grid, tokens);
     step_.product.quantised = quantised_.view;
     if (!layer.gate) return;
     const PreparedGate& gate = *layer.gate;
     const auto score_layer = [](const GateLayer& l) {
-      return ScoreLayer<float>{l.grid, static_cast<const float*>(l.weight.data), l.bias.data};
+      return ScoreLayer<float>{l.grid, static_cast<const float*>(l.weight.view.blocks), l.bias.data};
     };
     const int64_t scores = layer.grid.rows * layer.grid.cols;
     step_.gate = StepGate<float>{std::nullopt, score_layer(gate.scores), gate.key_offset,
@@ -48,7 +50,7 @@ class Product {
     GatedStep<float> step = step_;
     step.product.x = x;
     // Not before: products move until their stack is complete.
-    if (step.product.kind == WeightKind::packed_int8) step.quantised = &quantised_;
+    if (takes_steps(step.product.packed.format)) step.quantised = &quantised_;
     return step;
   }
   CellInput<float> input(const float* x) const { return {at(x), layer_.bias.data}; }

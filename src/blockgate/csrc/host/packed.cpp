@@ -34,12 +34,13 @@ std::vector<OpenBlock> open_blocks_of(const Grid& grid, const float* gates, cons
   return open;
 }
 
-QuantisedCopy quantise_rows(const Grid& grid, const float* x, int64_t x_stride, int64_t tokens) {
+QuantisedCopy quantise_rows(const Grid& grid, Format format, const float* x, int64_t x_stride,
+                            int64_t tokens) {
   QuantisedCopy rows = quantised_room(grid, tokens);
   // A few tokens at a time, so that both sides move along whole runs of memory.
   constexpr int64_t RUN = 8;
   run_tasks(ceil_div(tokens, RUN), threads_for(tokens * grid.in * 4), [&](int64_t run) {
-    quantise_tokens(grid, x, x_stride, run * RUN, smaller((run + 1) * RUN, tokens), rows);
+    quantise_tokens(grid, format, x, x_stride, run * RUN, smaller((run + 1) * RUN, tokens), rows);
   });
   return rows;
 }
@@ -48,11 +49,11 @@ QuantisedCopy quantise_rows(const Grid& grid, const float* x, int64_t x_stride, 
 void run_batch(const PackedWeight& weight, const Grid& grid, const float* x, int64_t x_stride,
                int64_t tokens, const float* bias, float* y, const Groups<float>& groups,
                int64_t open) {
-  ForwardArgs<float> args{grid, {}, weight.data, weight.kind, weight.scale, bias, y, groups};
+  ForwardArgs<float> args{.grid = grid, .packed = weight.view, .bias = bias, .y = y, .groups = groups};
   BlockRowsCopy<float> blocked;
   QuantisedCopy quantised;
-  if (weight.kind == WeightKind::packed_int8) {
-    quantised = quantise_rows(grid, x, x_stride, tokens);
+  if (takes_steps(weight.view.format)) {
+    quantised = quantise_rows(grid, weight.view.format, x, x_stride, tokens);
     args.quantised = quantised.view;
   } else {
     blocked = block_rows(x, x_stride, tokens, grid.in, grid.block_in);
@@ -68,8 +69,8 @@ void run_stream(const StreamArgs& given, const OpenBlock* open, int64_t count) {
   const KernelTable& table = kernels();
   StreamArgs args = given;
   QuantisedCopy quantised;
-  if (args.kind == WeightKind::packed_int8) {
-    quantised = quantise_rows(grid, args.x, grid.in, 1);
+  if (takes_steps(args.packed.format)) {
+    quantised = quantise_rows(grid, args.packed.format, args.x, grid.in, 1);
     args.quantised = quantised.view;
   }
   const int64_t threads = threads_for(count * packed_block_size(grid));
@@ -102,7 +103,7 @@ void run_packed_dense(const PackedWeight& weight, const Grid& grid, const float*
     open.reserve(grid.rows * grid.cols);
     for (int64_t row = 0; row < grid.rows; ++row)
       for (int64_t col = 0; col < grid.cols; ++col) open.push_back({int32_t(row), int32_t(col), 1});
-    run_stream({grid, x, weight.data, weight.kind, weight.scale, bias, y, nullptr}, open.data(),
+    run_stream({.grid = grid, .x = x, .packed = weight.view, .bias = bias, .y = y, .then = nullptr}, open.data(),
                int64_t(open.size()));
     return;
   }
@@ -116,7 +117,7 @@ void run_packed(const PackedWeight& weight, const Grid& grid, const float* x, in
   if (tokens == 0) return;
   if (tokens == 1) {
     const std::vector<OpenBlock> open = open_blocks_of(grid, gates, indices, slots);
-    run_stream({grid, x, weight.data, weight.kind, weight.scale, bias, y, nullptr}, open.data(),
+    run_stream({.grid = grid, .x = x, .packed = weight.view, .bias = bias, .y = y, .then = nullptr}, open.data(),
                int64_t(open.size()));
     spoil_bad_rows(x, x_stride, tokens, grid.in, y, grid.out);
     return;

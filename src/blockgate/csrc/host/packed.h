@@ -1,6 +1,7 @@
 // Products on packed weights: one token streams, several share each block.
 #pragma once
 
+#include "host/format.h"
 #include "host/product.h"
 #include "host/tensors.h"
 
@@ -10,34 +11,44 @@ namespace blockgate __attribute__((visibility("hidden"))) {
 
 struct PackedWeight {
   Tensor blocks_tensor, scale_tensor;
-  const void* data;
-  WeightKind kind;
-  const float* scale;
+  PackedView view;
 };
 
+// Sizes of the tensors that a weight is packed to. Scales of whole blocks have no dimension of groups.
+struct PackedShape {
+  int64_t blocks[4];
+  int64_t groups, padded;  // of the scales
+};
+
+inline PackedShape packed_shape(Format format, const Grid& grid) {
+  return {{grid.rows * grid.cols, packed_panels(grid),
+           panel_bytes(format, grid) / (PANEL * element_bytes(format)), PANEL},
+          scale_groups(format, grid),
+          packed_panels(grid) * PANEL};
+}
+
 // Checks that `blocks` and `scale` are what pack_blocks makes for this grid.
-inline PackedWeight packed_weight_of(const Tensor& blocks, const Tensor& scale, const Grid& grid) {
-  const ScalarType type = blocks.scalar_type();
-  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16 ||
-                      type == ScalarType::Char,
-                  "blocks: expected dtype Float, BFloat16 or Char (int8), got ",
-                  torch::headeronly::toString(type));
-  check_tensor(blocks, "blocks", type, 4);
-  const int64_t num_blocks = grid.rows * grid.cols;
-  const int64_t expected[4] = {num_blocks, packed_panels(grid), packed_depth(grid), PANEL};
-  for (int64_t d = 0; d < 4; ++d) check_size(blocks, "blocks", d, expected[d]);
+inline PackedWeight packed_weight_of(const Tensor& blocks, const Tensor& scale, const Grid& grid,
+                                     Format format) {
+  const PackedShape shape = packed_shape(format, grid);
+  check_tensor(blocks, "blocks", host_format(format).dtype, 4);
+  for (int64_t d = 0; d < 4; ++d) check_size(blocks, "blocks", d, shape.blocks[d]);
   STD_TORCH_CHECK(blocks.is_contiguous(), "blocks: expected a contiguous tensor");
-  PackedWeight packed{blocks, scale, blocks.const_data_ptr(), WeightKind::packed_float, nullptr};
-  if (type == ScalarType::BFloat16) packed.kind = WeightKind::packed_bfloat16;
-  if (type == ScalarType::Char) {
-    packed.kind = WeightKind::packed_int8;
-    STD_TORCH_CHECK(packed_depth(grid) <= MAX_INTEGER_DEPTH, "blocks: expected at most ",
-                    MAX_INTEGER_DEPTH, " inputs in an int8 block, got ", packed_depth(grid));
-    const Dense<float> scales = dense_of<float>(scale, "scale", 2);
-    check_size(scale, "scale", 0, num_blocks);
-    check_size(scale, "scale", 1, packed_panels(grid) * PANEL);
+  PackedWeight packed{blocks, scale, {blocks.const_data_ptr(), nullptr, format}};
+  const FormatTraits& traits = traits_of(format);
+  if (takes_steps(format)) {
+    const int64_t most = 0x7fffffff / traits.largest;
+    STD_TORCH_CHECK(summed_inputs(format, packed_depth(grid)) <= most, "blocks: expected at most ",
+                    most, " inputs in an ", traits.name, " block, got ", packed_depth(grid));
+  }
+  if (shape.groups > 0) {
+    const bool grouped = traits.group != WHOLE_BLOCK;
+    const Dense<float> scales = dense_of<float>(scale, "scale", grouped ? 3 : 2);
+    check_size(scale, "scale", 0, shape.blocks[0]);
+    if (grouped) check_size(scale, "scale", 1, shape.groups);
+    check_size(scale, "scale", grouped ? 2 : 1, shape.padded);
     packed.scale_tensor = scales.tensor;
-    packed.scale = scales.data;
+    packed.view.scale = scales.data;
   }
   return packed;
 }

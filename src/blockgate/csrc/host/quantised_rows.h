@@ -1,4 +1,4 @@
-// Memory for the inputs of products with int8 weights, as steps.
+// Memory for the inputs of products with integer weights, as steps.
 #pragma once
 
 #include "host/buffer.h"
@@ -25,14 +25,16 @@ inline QuantisedCopy quantised_room(const Grid& grid, int64_t tokens) {
 }
 
 // Tokens [begin, end) of x, whose rows are x_stride apart.
-inline void quantise_tokens(const Grid& grid, const float* x, int64_t x_stride, int64_t begin,
-                            int64_t end, const QuantisedCopy& to) {
+inline void quantise_tokens(const Grid& grid, Format format, const float* x, int64_t x_stride,
+                            int64_t begin, int64_t end, const QuantisedCopy& to) {
   const BlockRows<int16_t>& steps = to.view.steps;
-  for (int64_t col = 0; col < grid.cols; ++col)
+  for (int64_t col = 0; col < grid.cols; ++col) {
+    const int64_t depth = inputs_of_col(grid, col), largest = largest_steps(format, depth);
     for (int64_t t = begin; t < end; ++t)
       to.size[col * to.view.tokens + t] =
-          kernels().quantise(x + t * x_stride + col * grid.block_in, inputs_of_col(grid, col),
+          kernels().quantise(x + t * x_stride + col * grid.block_in, depth, largest,
                              to.steps.get() + col * steps.block_stride + t * steps.stride);
+  }
 }
 
 }  // namespace blockgate

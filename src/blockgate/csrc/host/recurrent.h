@@ -38,7 +38,7 @@ struct GatedStep {
   int64_t* indices;
   int32_t* row_starts;  // (tokens, rows + 1)
   uint8_t* bad;         // (tokens): whether a row of x isn't finite
-  const QuantisedCopy* quantised = nullptr;  // where weights are int8
+  const QuantisedCopy* quantised = nullptr;  // where the format takes steps
 };
 
 // How the phases of a step are cut. None of the cuts changes a bit of the result.
@@ -68,8 +68,13 @@ void score_task(const StepCut& cut, const ScoreLayer<T>& layer, const T* x, int6
   const int64_t begin = panels * part / parts, end = panels * (part + 1) / parts;
   const int64_t width = smaller(end * PANEL, outputs_of_row(grid, row)) - begin * PANEL;
   if (width <= 0) return;
-  typed_kernels<T>().forward({grid, {x, grid.in, stride}, layer.weight, WeightKind::packed_float,
-                              nullptr, layer.bias, y, {nullptr, nullptr}},
+  typed_kernels<T>().forward({.grid = grid,
+                              .x = {x, grid.in, stride},
+                              .row_major = nullptr,
+                              .packed = {layer.weight, nullptr, Format::float32},
+                              .bias = layer.bias,
+                              .y = y,
+                              .groups = {nullptr, nullptr}},
                              {row, row + 1, begin, end, 0, tokens}, scratch);
   if (!relu) return;
   for (int64_t t = 0; t < tokens; ++t) {
@@ -100,12 +105,12 @@ void select_task(const GatedStep<T>& step, int64_t token, T* scratch) {
   starts[grid.rows] = int32_t(slot);
 }
 
-// Inputs of one token for int8 weights.
+// Inputs of one token for integer weights.
 template <class T>
 void quantise_task(const GatedStep<T>& step, int64_t token) {
   const StepProduct<T>& product = step.product;
   if constexpr (sizeof(T) == sizeof(float))
-    quantise_tokens(product.grid, product.x, product.x_stride, token, token + 1, *step.quantised);
+    quantise_tokens(product.grid, product.packed.format, product.x, product.x_stride, token, token + 1, *step.quantised);
 }
 
 // Elements of T that the first two tasks above need.
@@ -137,7 +142,7 @@ StepScratch<T> step_scratch(const GatedStep<T>* steps, int64_t count) {
 }
 
 // All phases of the gates of some independent steps. Beside the last one inputs are prepared for
-// int8 weights, and others(0) .. others(other_tasks - 1) are done.
+// integer weights, and others(0) .. others(other_tasks - 1) are done.
 template <class T, class Others>
 void run_gates(TeamMember& member, const StepCut& cut, const GatedStep<T>* steps, int64_t count,
                T* scratch, int64_t other_tasks, const Others& others) {
@@ -188,11 +193,11 @@ const void* first_weights(const StepProduct<T>& product, int64_t row, int64_t pa
     if (product.row_starts[row] == product.row_starts[row + 1]) return nullptr;
     block = product.indices[product.row_starts[row]];
   }
-  const int64_t size = product.kind == WeightKind::packed_int8 ? 1
-                       : product.kind == WeightKind::packed_bfloat16 ? 2
-                                                                     : int64_t(sizeof(T));
-  return static_cast<const std::byte*>(product.weight) +
-         (block * packed_block_size(grid) + panel * packed_depth(grid) * PANEL) * size;
+  const Format format = product.packed.format;
+  // In double, panels are of double.
+  return static_cast<const std::byte*>(product.packed.blocks) +
+         (block * block_bytes(format, grid) + panel * panel_bytes(format, grid)) *
+             int64_t(sizeof(T) / sizeof(float));
 }
 
 // The product for some panels of one row of blocks; a bad row of x makes all of its outputs NaN.

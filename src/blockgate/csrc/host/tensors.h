@@ -114,6 +114,7 @@ inline int32_t shim_dtype(ScalarType type) {
     case ScalarType::Long: return aoti_torch_dtype_int64();
     case ScalarType::BFloat16: return aoti_torch_dtype_bfloat16();
     case ScalarType::Char: return aoti_torch_dtype_int8();
+    case ScalarType::Byte: return aoti_torch_dtype_uint8();
     default: return aoti_torch_dtype_float32();
   }
 }

@@ -1,7 +1,8 @@
 // The forward product: weight block outermost, the tokens that opened it inside.
 //
 // y = bias; then for each open block in ascending order y = fma(gate, acc, y), where acc is the
-// tile's chain. int8 blocks: y = fma(gate * step size * scale, acc, y), acc exact and then rounded.
+// tile's chain. Integer blocks: y = fma(gate * step size * scale, acc, y) for each group of inputs
+// in turn, acc exact and then rounded.
 #pragma once
 
 #include "isa/forward_block.h"
@@ -92,8 +93,8 @@ BLOCKGATE_INLINE void copy_row(const T* source, int64_t width, T* target) {
 
 // One block whose weights are computed in as they are, or used so rarely that each load converts.
 template <class T, class W>
-void forward_packed(const BlockJob<T, W>& job, int64_t panels, T* scratch,
-                    int64_t scratch_capacity) {
+void forward_packed(const Grid& grid, const BlockJob<T, W>& job, int64_t panels, T* scratch) {
+  const int64_t scratch_capacity = scratch_panels(grid), scale_stride = packed_panels(grid) * PANEL;
   using Math = Arithmetic<T, W>;
   using Expanded = typename Math::Expanded;
   if constexpr (sizeof(W) != sizeof(Expanded)) {
@@ -105,16 +106,16 @@ void forward_packed(const BlockJob<T, W>& job, int64_t panels, T* scratch,
         Expanded* const expanded = reinterpret_cast<Expanded*>(scratch);
         for (int64_t i = 0; i < n; ++i)
           expand(job.panels + (p + i) * job.panel_stride, job.depth, expanded + i * size);
-        forward_block<T, Expanded>(
+        forward_groups<W, T, Expanded>(
             {job.x, job.x_stride, expanded, size, job.depth,
              job.scale ? job.scale + p * PANEL : nullptr, skip_panels(job.y, p),
              job.outputs - p * PANEL, job.entries, job.first_token, job.count, job.step_size},
-            n);
+            n, scale_stride);
       }
       return;
     }
   }
-  forward_block<T, W>(job, panels);
+  forward_groups<W, T, W>(job, panels, scale_stride);
 }
 
 template <class W, class Args>
@@ -127,7 +128,7 @@ template <class T, class W>
 void forward_row_packed(const ForwardArgs<T>& args, const ForwardTask& task, int64_t row,
                         Results<T> y, T* scratch) {
   const Grid& grid = args.grid;
-  const int64_t stride = packed_depth(grid) * PANEL;
+  const int64_t stride = panel_elements<W>(packed_depth(grid));
   const int64_t panels = panel_end_of(grid, task, row) - task.panel_begin;
   for (int64_t col = 0; col < grid.cols; ++col) {
     const int64_t block = row * grid.cols + col;
@@ -138,18 +139,18 @@ void forward_row_packed(const ForwardArgs<T>& args, const ForwardTask& task, int
     const BlockJob<T, W> job{
         x.data + col * x.block_stride,
         x.stride,
-        static_cast<const W*>(args.weight) + block * packed_block_size(grid) +
+        static_cast<const W*>(args.packed.blocks) + block * block_elements<W>(grid) +
             task.panel_begin * stride,
         stride,
         inputs_of_col(grid, col),
-        args.scale ? args.scale + block * packed_panels(grid) * PANEL + output : nullptr,
+        args.packed.scale ? args.packed.scale + block * block_scales<W>(grid) + output : nullptr,
         y,
         outputs_of_row(grid, row) - output,
         use.entries,
         task.token_begin,
         use.count,
         args.quantised.size + col * args.quantised.tokens};
-    forward_packed<T, W>(job, panels, scratch, scratch_panels(grid));
+    forward_packed<T, W>(grid, job, panels, scratch);
   }
 }
 
@@ -167,8 +168,8 @@ void forward_row_major(const ForwardArgs<T>& args, const ForwardTask& task, int6
     for (int64_t panel = task.panel_begin; panel < panel_end; panel += capacity) {
       const int64_t panels = smaller(capacity, panel_end - panel);
       const int64_t outputs = outputs_of_row(grid, row) - panel * PANEL;
-      const T* weight = static_cast<const T*>(args.weight) +
-                        (row * grid.block_out + panel * PANEL) * grid.in + col * grid.block_in;
+      const T* weight = args.row_major + (row * grid.block_out + panel * PANEL) * grid.in +
+                        col * grid.block_in;
       transpose_to_panels(weight, grid.in, smaller(outputs, panels * PANEL), depth, scratch);
       forward_block<T, T>({args.x.data + col * args.x.block_stride, args.x.stride, scratch,
                            depth * PANEL, depth, nullptr,
@@ -182,15 +183,10 @@ void forward_row_major(const ForwardArgs<T>& args, const ForwardTask& task, int6
 template <class T>
 void forward_row(const ForwardArgs<T>& args, const ForwardTask& task, int64_t row, Results<T> y,
                  T* scratch) {
-  if (args.kind == WeightKind::packed_float)
-    return forward_row_packed<T, T>(args, task, row, y, scratch);
-  if constexpr (sizeof(T) == sizeof(float)) {
-    if (args.kind == WeightKind::packed_bfloat16)
-      return forward_row_packed<T, BFloat16>(args, task, row, y, scratch);
-    if (args.kind == WeightKind::packed_int8)
-      return forward_row_packed<T, int8_t>(args, task, row, y, scratch);
-  }
-  forward_row_major<T>(args, task, row, y, scratch);
+  if (args.row_major) return forward_row_major<T>(args, task, row, y, scratch);
+  visit_format<T>(args.packed.format, [&](auto stored) {
+    forward_row_packed<T, typename decltype(stored)::type>(args, task, row, y, scratch);
+  });
 }
 
 template <class T>

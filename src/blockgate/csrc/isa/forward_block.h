@@ -24,7 +24,7 @@ struct BlockJob {
   int64_t x_stride;
   const W* panels;
   int64_t panel_stride, depth;
-  const float* scale;  // of int8 weights, at the first panel
+  const float* scale;  // of integer weights, at the first panel
   Results<T> y;        // at the first panel's first output
   int64_t outputs;
   const Entry<T>* entries;  // null: tokens first_token, first_token + 1, ... with gate 1
@@ -140,7 +140,7 @@ __attribute__((noinline)) void forward_tiles(const BlockJob<T, W>& job, int64_t 
 template <class T, class W>
 void forward_block(const BlockJob<T, W>& job, int64_t panels) {
   // Panels that stay in the first-level cache while all tiles of tokens pass over them.
-  const int64_t resident = larger(1, 16384 / (job.depth * PANEL * int64_t(sizeof(W))));
+  const int64_t resident = larger(1, 16384 / (panel_elements<W>(job.depth) * int64_t(sizeof(W))));
   const int64_t group = job.count <= MAX_ROWS<T> ? panels : resident;
   for (int64_t panel = 0; panel < panels; panel += group) {
     const int64_t panel_end = smaller(panel + group, panels);
@@ -149,6 +149,24 @@ void forward_block(const BlockJob<T, W>& job, int64_t panels) {
       if (job.entries) forward_tiles<true, ROWS>(job, panel, panel_end, first, tiles);
       else forward_tiles<false, ROWS>(job, panel, panel_end, first, tiles);
     });
+  }
+}
+
+// A block whose weights W came from a storage type with scales for groups of inputs: the groups one
+// after the other, each as a small block, `scale_stride` apart in the scales.
+template <class Storage, class T, class W>
+void forward_groups(BlockJob<T, W> job, int64_t panels, int64_t scale_stride) {
+  if constexpr (GROUP<Storage> == WHOLE_BLOCK) return forward_block<T, W>(job, panels);
+  const int64_t depth = job.depth;
+  for (int64_t k = 0; k < depth; k += GROUP<Storage>) {
+    job.depth = smaller(GROUP<Storage>, depth - k);
+    forward_block<T, W>(job, panels);
+    job.x += GROUP<Storage>;
+    job.panels += elements_to<W>(GROUP<Storage>);
+    job.scale += scale_stride;
+    // The first group was added to the base, all others to the sum so far.
+    job.y.base = job.y.data;
+    job.y.base_stride = job.y.stride;
   }
 }
 

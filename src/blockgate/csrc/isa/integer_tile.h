@@ -1,6 +1,6 @@
-// The register tile in integers: int8 weights times int16 inputs, exact sums in int32.
+// The register tile in integers: narrow weights times int16 inputs, exact sums in int32.
 //
-// Inputs are bounded so that no sum over a block can overflow (see quantise.h). Exact sums have no
+// Inputs are bounded so that no sum can overflow (see largest_steps). Exact sums have no
 // order, so tiles, threads and instruction sets agree on every bit. Two k are multiplied and added
 // at once, so weights come in pairs of k: stored ones are interleaved on load, expanded ones lie
 // as [k / 2][16 outputs][2], outputs in the order of PanelPairs. A lone last k is paired with an
@@ -10,34 +10,6 @@
 #include "isa/microkernel.h"
 
 namespace blockgate::BLOCKGATE_ISA {
-
-// What a product of T inputs with weights W is computed in. int16_t: expanded int8_t.
-template <class T, class W>
-struct Arithmetic {
-  using Input = T;
-  using Sum = T;
-  using Expanded = T;
-  static constexpr bool IN_PAIRS = false;
-};
-template <>
-struct Arithmetic<float, int16_t> {
-  using Input = int16_t;
-  using Sum = int32_t;
-  using Expanded = int16_t;
-  static constexpr bool IN_PAIRS = true;
-};
-template <>
-struct Arithmetic<float, int8_t> : Arithmetic<float, int16_t> {};
-
-// The 16 weights at k and those `partner` further on, interleaved and widened.
-BLOCKGATE_INLINE void load_pairs(const int8_t* p, int64_t partner, PanelPairs& pairs) {
-  interleave(p, p + partner, pairs);
-}
-
-BLOCKGATE_INLINE void load_pairs(const int16_t* p, int64_t, PanelPairs& pairs) {
-#pragma GCC unroll 4
-  for (int v = 0; v < PAIR_VECTORS; ++v) pairs[v] = load(p + v * LANES<int16_t>);
-}
 
 // Fewer panels at once than in float: a product needs a register beside its sum, sums that are
 // ready after one cycle need no company to fill the pipeline, and few panels are few streams.
@@ -56,7 +28,7 @@ BLOCKGATE_INLINE void pair_step(Tile<int32_t, ROWS, PANELS>& tile,
 #pragma GCC unroll 8
   for (int p = 0; p < PANELS; ++p) {
     PanelPairs weights;
-    load_pairs(panels + p * panel_stride + k * PANEL, partner, weights);
+    load_pairs(panels + p * panel_stride + elements_to<W>(k), partner, weights);
 #pragma GCC unroll 8
     for (int m = 0; m < ROWS; ++m) {
       int32_t pair;

@@ -4,16 +4,9 @@
 // differ in how many chains run side by side, so a tile's shape never changes a result.
 #pragma once
 
-#include "isa/vec.h"
+#include "isa/formats.h"
 
 namespace blockgate::BLOCKGATE_ISA {
-
-// Weights as T, converted on load.
-BLOCKGATE_INLINE Vec<float> load_weight(const float* p) { return load(p); }
-BLOCKGATE_INLINE Vec<double> load_weight(const double* p) { return load(p); }
-BLOCKGATE_INLINE Vec<float> load_weight(const BFloat16* p) {
-  return (Vec<float>)(widen(&p->bits) << 16);
-}
 
 template <class T, int ROWS, int PANELS>
 struct Tile {

@@ -1,7 +1,7 @@
-// Rows of a weight to panels of 16 outputs, and narrow packed weights to what is computed in.
+// Rows of a weight to panels of 16 outputs.
 #pragma once
 
-#include "isa/integer_tile.h"
+#include "isa/vec.h"
 
 namespace blockgate::BLOCKGATE_ISA {
 
@@ -48,22 +48,6 @@ void copy_to_panels(const T* weight, int64_t stride, int64_t rows, int64_t colum
         for (int64_t i = 0; i < PANEL; ++i)
           panels[r * PANEL + i] = i < width ? weight[r * stride + first + i] : T(0);
     }
-  }
-}
-
-// One panel converted, to be read many times.
-inline void expand(const BFloat16* source, int64_t depth, float* target) {
-  for (int64_t i = 0; i < depth * PANEL; i += LANES<float>)
-    store(target + i, load_weight(source + i));
-}
-
-inline void expand(const int8_t* source, int64_t depth, int16_t* target) {
-  for (int64_t k = 0; k < depth; k += 2) {
-    PanelPairs pairs;
-    load_pairs(source + k * PANEL, k + 1 < depth ? PANEL : 0, pairs);
-#pragma GCC unroll 4
-    for (int v = 0; v < PAIR_VECTORS; ++v)
-      store(target + k * PANEL + v * LANES<int16_t>, pairs[v]);
   }
 }
 

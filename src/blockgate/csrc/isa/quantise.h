@@ -1,20 +1,14 @@
-// Inputs for int8 weights: each token's part in a column of blocks as int16 steps of one size.
+// Inputs for integer weights: each token's part in a column of blocks as int16 steps of one size.
 #pragma once
 
 #include "isa/vec.h"
 
 namespace blockgate::BLOCKGATE_ISA {
 
-// Steps that stand for the largest input: as many as int16 holds, but never so many that a sum
-// over the block could exceed int32.
-constexpr float largest_steps(int64_t depth) {
-  return float(smaller(0x7fff, MAX_INTEGER_DEPTH / depth));
-}
-
 // steps[k] = round to nearest even of x[k] / size, padded to an even number with 0. Returns
 // size = max|x| / largest_steps, but at least the smallest normal number, so that the division is
 // safe for zeros and denormals too. NaN or inf among the inputs: size NaN, steps 0.
-inline float quantise(const float* x, int64_t depth, int16_t* steps) {
+inline float quantise(const float* x, int64_t depth, int64_t largest_steps, int16_t* steps) {
   // As integers, bits without the sign sort like the numbers, NaN and inf last.
   int32_t largest_bits = 0;
   for (int64_t k = 0; k < depth; ++k) {
@@ -31,7 +25,7 @@ inline float quantise(const float* x, int64_t depth, int16_t* steps) {
   float largest;
   __builtin_memcpy(&largest, &largest_bits, sizeof largest);
   constexpr float SMALLEST_NORMAL = 0x1p-126f;
-  const float size = largest / largest_steps(depth);
+  const float size = largest / float(largest_steps);
   const float divisor = size < SMALLEST_NORMAL ? SMALLEST_NORMAL : size;
   // Adding 1.5 * 2^23 leaves no bits below one: the addition itself rounds to nearest even.
   constexpr float ROUNDER = 0x1.8p23f;

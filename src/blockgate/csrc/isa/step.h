@@ -37,7 +37,7 @@ template <class W, class T>
 void step_row(const StepProduct<T>& args, int64_t row, int64_t panel_begin, int64_t panel_end,
               const Entry<T>* entries, const int64_t* counts, T* converted) {
   const Grid& grid = args.grid;
-  const int64_t stride = packed_depth(grid) * PANEL;
+  const int64_t stride = panel_elements<W>(packed_depth(grid));
   T* y = args.y + row * grid.block_out + panel_begin * PANEL;
   BlockRows<typename Arithmetic<T, W>::Input> x;
   if constexpr (Arithmetic<T, W>::IN_PAIRS) x = args.quantised.steps;
@@ -48,17 +48,19 @@ void step_row(const StepProduct<T>& args, int64_t row, int64_t panel_begin, int6
     const BlockJob<T, W> job{
         x.data + col * x.block_stride,
         x.stride,
-        static_cast<const W*>(args.weight) + block * packed_block_size(grid) + panel_begin * stride,
+        static_cast<const W*>(args.packed.blocks) + block * block_elements<W>(grid) +
+            panel_begin * stride,
         stride,
         inputs_of_col(grid, col),
-        args.scale ? args.scale + (block * packed_panels(grid) + panel_begin) * PANEL : nullptr,
+        args.packed.scale ? args.packed.scale + block * block_scales<W>(grid) + panel_begin * PANEL
+                          : nullptr,
         {y, grid.out, y, grid.out},
         outputs_of_row(grid, row) - panel_begin * PANEL,
         entries ? entries + col * args.tokens : nullptr,
         0,
         count,
         args.quantised.size + col * args.quantised.tokens};
-    forward_packed<T, W>(job, panel_end - panel_begin, converted, scratch_panels(grid));
+    forward_packed<T, W>(grid, job, panel_end - panel_begin, converted);
   }
 }
 
@@ -75,8 +77,7 @@ inline void step_stream(const StepProduct<float>& args, int64_t row, int64_t pan
     for (; count < grid.cols; ++count) open[count] = {int32_t(row), int32_t(count), 1};
   }
   // What y holds takes the place of the bias.
-  stream({grid, args.x, args.weight, args.kind, args.scale, args.y, args.y, args.then,
-          args.quantised},
+  stream({grid, args.x, args.packed, args.y, args.y, args.then, args.quantised},
          row, panel_begin, panel_end, open, count);
 }
 
@@ -95,13 +96,10 @@ void step_product(const StepProduct<T>& args, int64_t row, int64_t panel_begin, 
   }
   if (args.gates) group_row(args, row, entries, counts);
   else entries = nullptr;
-  if constexpr (sizeof(T) == sizeof(float)) {
-    if (args.kind == WeightKind::packed_bfloat16)
-      return step_row<BFloat16>(args, row, panel_begin, panel_end, entries, counts, converted);
-    if (args.kind == WeightKind::packed_int8)
-      return step_row<int8_t>(args, row, panel_begin, panel_end, entries, counts, converted);
-  }
-  step_row<T>(args, row, panel_begin, panel_end, entries, counts, converted);
+  visit_format<T>(args.packed.format, [&](auto stored) {
+    step_row<typename decltype(stored)::type>(args, row, panel_begin, panel_end, entries, counts,
+                                              converted);
+  });
 }
 
 template <class T>

@@ -6,7 +6,7 @@
 // may hold while leaving room for its operands). It then adds the few operations for which the
 // compiler's extensions become poor code, the same ones in every set:
 //
-//   widen           16-bit values to 32 bits, while loading
+//   widen           16-bit values to 32 bits, while loading; a panel of bytes to 32 bits
 //   interleave      two runs of 16 bytes, widened to pairs of int16 (see PanelPairs)
 //   multiply_pairs  two products and their sum in each 32-bit lane
 //   in_order        sums of such products, put in the order of the outputs
@@ -33,11 +33,6 @@ inline constexpr int LANES = BLOCKGATE_VECTOR_BYTES / sizeof(T);
 // Vectors that hold one panel.
 template <class T>
 inline constexpr int PANEL_VECTORS = PANEL / LANES<T>;
-
-// Stored forms of packed weights. bfloat16 is kept as its bits.
-struct BFloat16 {
-  uint16_t bits;
-};
 
 // x - 0 is x for every x, -0 and NaN included, so this is a plain broadcast.
 template <class T>
@@ -74,6 +69,7 @@ BLOCKGATE_INLINE V multiply_add(V a, V b, V c) {
 // The order of the outputs is the one that `interleave` makes; `in_order` undoes it.
 inline constexpr int PAIR_VECTORS = PANEL_VECTORS<int32_t>;
 using PanelPairs = Vec<int16_t>[PAIR_VECTORS];
+using PanelLanes = Vec<uint32_t>[PAIR_VECTORS];
 
 // Halves added in a fixed tree, so that a sum never depends on tiles or threads.
 template <class T>

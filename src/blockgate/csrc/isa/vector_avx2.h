@@ -13,6 +13,13 @@ BLOCKGATE_INLINE Vec<uint32_t> widen(const uint16_t* p) {
   return (Vec<uint32_t>)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
 }
 
+BLOCKGATE_INLINE void widen(const uint8_t* p, PanelLanes& lanes) {
+  const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
+  const __m128i ordered = _mm_shuffle_epi32(bytes, _MM_SHUFFLE(3, 1, 2, 0));
+  lanes[0] = (Vec<uint32_t>)_mm256_cvtepu8_epi32(ordered);
+  lanes[1] = (Vec<uint32_t>)_mm256_cvtepu8_epi32(_mm_srli_si128(ordered, 8));
+}
+
 // Widening comes first, since it is cheapest while loading; interleaving then works within halves
 // of a vector, so the outputs come as 0-3, 8-11 and 4-7, 12-15.
 BLOCKGATE_INLINE void interleave(const int8_t* first, const int8_t* second, PanelPairs& pairs) {

@@ -24,6 +24,20 @@ BLOCKGATE_INLINE Vec<uint32_t> widen(const uint16_t* p) {
   return __builtin_convertvector(narrow, Vec<uint32_t>);
 }
 
+BLOCKGATE_INLINE void widen(const uint8_t* p, PanelLanes& lanes) {
+  const Vec<uint8_t> bytes = load(p), none{};
+  // A byte before zeros is the widened byte: all machines of this set are little-endian.
+  const auto low = (Vec<uint16_t>)__builtin_shufflevector(bytes, none, 0, 16, 1, 17, 2, 18, 3, 19,
+                                                          4, 20, 5, 21, 6, 22, 7, 23);
+  const auto high = (Vec<uint16_t>)__builtin_shufflevector(bytes, none, 8, 24, 9, 25, 10, 26, 11,
+                                                           27, 12, 28, 13, 29, 14, 30, 15, 31);
+  const Vec<uint16_t> zero{};
+  lanes[0] = (Vec<uint32_t>)__builtin_shufflevector(low, zero, 0, 8, 1, 9, 2, 10, 3, 11);
+  lanes[1] = (Vec<uint32_t>)__builtin_shufflevector(low, zero, 4, 12, 5, 13, 6, 14, 7, 15);
+  lanes[2] = (Vec<uint32_t>)__builtin_shufflevector(high, zero, 0, 8, 1, 9, 2, 10, 3, 11);
+  lanes[3] = (Vec<uint32_t>)__builtin_shufflevector(high, zero, 4, 12, 5, 13, 6, 14, 7, 15);
+}
+
 BLOCKGATE_INLINE void interleave(const int8_t* first, const int8_t* second, PanelPairs& pairs) {
   const Vec<int8_t> a = load(first), b = load(second);
   const Vec<int8_t> low =

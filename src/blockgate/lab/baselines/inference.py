@@ -28,7 +28,7 @@ __all__ = ["SparseLSTM", "SparseLinear", "to_block_inference", "to_sparse_infere
 LEAST_ZEROS = 0.01
 
 LINEAR = {nn.Linear, StaticBlockLinear}
-RECURRENT = {nn.LSTM, StaticBlockLSTM}
+LSTMS = {nn.LSTM, StaticBlockLSTM}
 
 
 def to_sparse_inference(model: nn.Module) -> nn.Module:
@@ -74,9 +74,7 @@ def _replaced(model: nn.Module, what: str, make: Any) -> nn.Module:
 def _is_replaceable(module: nn.Module) -> bool:
     if is_hooked(module):
         return False
-    return type(module) in LINEAR or (
-        isinstance(module, nn.LSTM) and type(module) in RECURRENT and is_plain_lstm(module)
-    )
+    return type(module) in LINEAR or (isinstance(module, nn.LSTM) and type(module) in LSTMS and is_plain_lstm(module))
 
 
 def _weights(layer: nn.Module) -> dict[str, Tensor]:

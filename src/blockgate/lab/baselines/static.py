@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from blockgate.grid import BlockGrid
+from blockgate.lab.baselines.matrices import MATRICES, Matrices
 from blockgate.lab.baselines.patterns import even_pattern, expand_blocks
 from blockgate.layers import QRNN
 
@@ -17,7 +18,7 @@ __all__ = ["StaticBlockLSTM", "StaticBlockLinear", "StaticBlockQRNN"]
 class StaticBlockLinear(nn.Linear):
     """nn.Linear with blocks that are closed for good, spread evenly over the weight.
 
-    Training computes the dense product with a masked weight; `to_block_inference` computes open blocks alone.
+    Training computes the dense product with a masked weight; `to_block_inference` computes only open blocks.
 
     Args:
         in_features: size of the last dimension of the input.
@@ -130,3 +131,11 @@ class StaticBlockQRNN(QRNN):
 
 def _pattern_name(weight: str) -> str:
     return weight.replace("weight", "pattern", 1)
+
+
+MATRICES["static"] = Matrices(
+    linear=StaticBlockLinear,
+    lstm=StaticBlockLSTM,
+    qrnn=StaticBlockQRNN,
+    options=lambda gate: {"block_size": gate.block_size, "sparsity": gate.sparsity},
+)

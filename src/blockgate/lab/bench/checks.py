@@ -44,7 +44,7 @@ def open_gates(model: nn.Module) -> nn.Module:
 @torch.no_grad()
 def relative_error(got: Tensor, want: Tensor) -> float:
     """Norm of the difference as a share of the norm of what was expected."""
-    return float((got - want).norm() / want.norm())
+    return float(((got - want).norm() / want.norm()).detach())
 
 
 def require_close(got: Tensor, want: Tensor, what: str, most: float = MOST_ERROR) -> None:

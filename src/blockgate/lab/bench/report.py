@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blockgate.checkpoint.atomic import replace_whole, write_whole
 from blockgate.errors import BlockgateError
 
 if TYPE_CHECKING:
@@ -101,10 +100,7 @@ def write_report(stem: Path, markdown: str, data: dict[str, Any]) -> list[Path]:
     for suffix, text in ((".md", markdown), (".json", json.dumps(data, indent=1) + "\n")):
         path = stem.with_name(stem.name + suffix)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-                file.write(text)
-            os.replace(file.name, path)
+            write_whole(path, text)
         except OSError as error:
             raise BlockgateError(f"report: expected to write {path}, got {error}. Choose another --output.") from error
         written.append(path)
@@ -144,7 +140,8 @@ def plot_speedups(results: list[LinearResult], path: Path) -> None:
     axes.legend(fontsize=8)
     figure.tight_layout()
     try:
-        figure.savefig(path, dpi=120)
+        with replace_whole(path) as temporary:
+            figure.savefig(temporary, format="png", dpi=120)
     except OSError as error:
         raise BlockgateError(f"plot: expected to write {path}, got {error}. Choose another --output.") from error
     finally:

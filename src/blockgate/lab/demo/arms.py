@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from blockgate.checkpoint.atomic import write_whole
 from blockgate.gates import Gate
 from blockgate.lab.data.python_docs import PYTHON_DOCS, python_docs
-from blockgate.lab.models import GateConfig, LanguageModelConfig
+from blockgate.lab.models import LanguageModelConfig
 from blockgate.lab.training import Hook, LanguageModelRun, Trained, load_trained, train
-from blockgate.lab.training.checkpoint import BEST, LAST, write_whole
+from blockgate.lab.training.checkpoint import BEST, LAST
 from blockgate.lab.training.config import OptimizerConfig, RampConfig, ScheduleConfig
 from blockgate.lab.training.tasks import make_task
+from blockgate.spec import GateSpec
 
 __all__ = ["ARMS", "CURVE_WORDS", "DemoArm", "TrainedArm", "arm_run", "clear_run", "train_arm"]
 
@@ -59,7 +61,7 @@ def arm_run(arm: DemoArm, *, output: Path, seed: int, threads: int, quick: bool)
 
     Widths are six and ten blocks: then half the blocks of a row is a whole number of them, and a tenth nearly.
     """
-    gate = GateConfig(block_size=64, sparsity=0.0, key_size=64, normalise="rms", select="per_row")
+    gate = GateSpec(block_size=64, sparsity=0.0, key_size=64, normalise="rms", select="per_row")
     model = LanguageModelConfig(
         embedding_size=384, hidden_size=640, num_layers=1, projection=True, dropout=0.1, gate=gate
     )
@@ -91,8 +93,7 @@ def arm_run(arm: DemoArm, *, output: Path, seed: int, threads: int, quick: bool)
 def _quick_texts(folder: Path) -> Path:
     """The first sentences of each part, as a corpus of their own."""
     for part, lines in python_docs().items():
-        text = "\n".join(lines[: QUICK_LINES[part]]) + "\n"
-        write_whole(folder / f"{part}.txt", lambda stream, text=text: stream.write(text.encode()))
+        write_whole(folder / f"{part}.txt", "\n".join(lines[: QUICK_LINES[part]]) + "\n")
     return folder
 
 

@@ -16,9 +16,10 @@ from blockgate.grid import as_int, check_size
 from blockgate.lab.bench import machine
 from blockgate.lab.bench.timing import ROUNDS, Timing, using_threads
 from blockgate.lab.demo.arms import ARMS, TrainedArm, arm_run, train_arm
-from blockgate.lab.demo.gates import Trace, distribution, record_test, trace_sentence
+from blockgate.lab.demo.gates import Trace, distribution, trace_sentence
 from blockgate.lab.demo.timing import INPUTS, Way, time_layers, time_models, ways_to_run
 from blockgate.lab.models import count_costs
+from blockgate.lab.training import record_test
 from blockgate.lab.training.config import LanguageModelRun, run_to_plain
 from blockgate.lab.training.tasks import LanguageTask
 from blockgate.ops import describe_auto
@@ -95,7 +96,7 @@ def _run(order: DemoOrder, console: Console, began: float) -> tuple[dict[str, An
     assert isinstance(trained_run, LanguageModelRun)
     task = LanguageTask(trained_run, vocabulary=arms[0].trained.vocabulary)
     inputs = task.single_inputs("test", INPUTS)
-    counted = [_count(one, task) for one in arms]
+    counted = [_count(one) for one in arms]
     with torch.no_grad():
         ways, left_out = ways_to_run(arms, inputs)
         perplexities = [_perplexity(way, task) for way in ways]
@@ -135,11 +136,11 @@ def _run(order: DemoOrder, console: Console, began: float) -> tuple[dict[str, An
     return numbers, trace
 
 
-def _count(one: TrainedArm, task: LanguageTask) -> dict[str, Any]:
+def _count(one: TrainedArm) -> dict[str, Any]:
     """Facts about a trained arm: costs with measured densities, results, gates, curve."""
     gates, densities = {}, {}
     if one.arm.sparsity is not None:
-        record, _ = record_test(one.trained, task)
+        record = record_test(one.trained)
         gates = distribution(record)
         densities = {name: gate.measured_density or 0.0 for name, gate in record.gates.items()}
     costs = count_costs(one.trained.model, densities)

@@ -13,9 +13,8 @@ from blockgate.lab.data import Corpus
 from blockgate.lab.data.corpus import END_OF_SENTENCE, UNKNOWN
 from blockgate.lab.models.layouts import layer_name
 from blockgate.lab.training import Trained
-from blockgate.lab.training.tasks import LanguageTask
 
-__all__ = ["Trace", "distribution", "layer_title", "record_test", "trace_sentence"]
+__all__ = ["Trace", "distribution", "layer_title", "trace_sentence"]
 
 # The first test sentence of so many words, all of them known, is the one that is drawn.
 SENTENCE_WORDS = range(10, 18)
@@ -34,14 +33,6 @@ def layer_title(name: str) -> str:
     """What reports call the gate `layers.0.ih_l1` of a stack of LSTM layers: layer 2, input."""
     part, _, number = layer_name(name, stacked=True).removeprefix("layers.0.").partition("_l")
     return f"layer {int(number) + 1}, {'input' if part == 'ih' else 'recurrent'}"
-
-
-@torch.no_grad()
-def record_test(trained: Trained, task: LanguageTask) -> tuple[GateRecord, dict[str, float]]:
-    """The record of all decisions on the test text, and the metrics there."""
-    with record_gates(trained.model, coactivation=False) as record:
-        metrics = task.metrics(task.evaluate(trained.model, "test", torch.device("cpu")))
-    return record, metrics
 
 
 @torch.no_grad()

@@ -10,12 +10,12 @@ from string import Template
 from typing import Any
 
 from blockgate._version import __version__
+from blockgate.checkpoint.atomic import write_whole
 from blockgate.errors import invalid
 from blockgate.inspect.table import markdown_table, short, to_percent
 from blockgate.lab.demo.arms import CURVE_WORDS
 from blockgate.lab.demo.charts import distribution_chart, speed_chart, trace_chart, training_chart
 from blockgate.lab.demo.gates import Trace
-from blockgate.lab.training.checkpoint import write_whole
 
 __all__ = ["HEAD", "results_table", "table_rows", "write_page"]
 
@@ -49,10 +49,9 @@ def results_table(numbers: dict[str, Any]) -> str:
 def write_page(numbers: dict[str, Any], trace: Trace, folder: Path) -> Path:
     """Writes the page and the numbers behind it, each whole or not at all; other files are left alone."""
     page = _page(numbers, trace, folder)
-    text = json.dumps(numbers, indent=1) + "\n"
     try:
-        write_whole(folder / NUMBERS, lambda stream: stream.write(text.encode()))
-        write_whole(folder / PAGE, lambda stream: stream.write(page.encode()))
+        write_whole(folder / NUMBERS, json.dumps(numbers, indent=1) + "\n")
+        write_whole(folder / PAGE, page)
     except OSError as error:
         raise invalid(
             "--output",
@@ -179,8 +178,8 @@ def _method(numbers: dict[str, Any]) -> list[str]:
         "all models take turns within one run, so that what else the machine does hits them alike. Nothing else should "
         "run meanwhile. Before timing, packed float32 models were required to give the outputs of the trained ones, "
         "and int8 models to come close.",
-        "torch: oneDNN packs the weights of an LSTM anew on every call, so torch is timed with and without it, and the "
-        "faster counts. torch int8 is its dynamic quantisation.",
+        "torch: oneDNN packs the weights of an LSTM again on every call, so torch is timed with and without it, and "
+        "the faster counts. torch int8 is its dynamic quantisation.",
     ]
 
 

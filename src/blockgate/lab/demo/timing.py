@@ -141,7 +141,7 @@ def time_layers(
 
 
 def _call(model: nn.Module, part: str, inputs: list[Tensor], switch_off: bool = False) -> Callable[[], Any]:
-    """Reads the next word. torch's packed weights are made anew on every call by oneDNN: without it, it is faster."""
+    """Reads the next word. oneDNN packs torch's weights again on every call, so that torch may be faster without it."""
     read = in_turn(inputs, single_steps(model)[part])
 
     def call_without() -> None:

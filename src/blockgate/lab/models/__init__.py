@@ -3,12 +3,9 @@
 from blockgate.lab.models.costs import Costs, count_costs, small_dense
 from blockgate.lab.models.image_network import ImageNetwork, ImageNetworkConfig
 from blockgate.lab.models.language_model import LanguageModel, LanguageModelConfig
-from blockgate.lab.models.matrices import MATRICES, GateConfig
 
 __all__ = [
-    "MATRICES",
     "Costs",
-    "GateConfig",
     "ImageNetwork",
     "ImageNetworkConfig",
     "LanguageModel",

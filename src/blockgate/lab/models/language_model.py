@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from blockgate.errors import invalid
 from blockgate.grid import check_size
 from blockgate.lab.models.layouts import layer_name, stack_states
-from blockgate.lab.models.matrices import GateConfig, matrices, start_gates
+from blockgate.lab.models.matrices import matrices, start_near_dense
 from blockgate.lab.models.softmax import AdaptiveSoftmax, FullSoftmax
 from blockgate.layers.dropout import DropoutEmbedding, LockedDropout, check_share, weight_drop_
+from blockgate.spec import GateSpec
 
 __all__ = ["Carried", "LanguageModel", "LanguageModelConfig", "Losses", "detach"]
 
@@ -60,8 +61,10 @@ class LanguageModelConfig:
     """Share of a Quasi-RNN's states that a step leaves alone."""
     locked: bool = True
     """Drop the same features at all steps of a segment."""
-    gate: GateConfig = field(default_factory=GateConfig)
-    """Options of dynamic and static matrices."""
+    gate: GateSpec = field(default_factory=GateSpec)
+    """Options of dynamic and static matrices. If a ramp is set, sparsity rises to the one given here."""
+    near_dense: bool = False
+    """Start with all gates close to 1, as for matrices that were trained without; otherwise half of them start at 0."""
 
 
 class Losses(NamedTuple):
@@ -113,7 +116,8 @@ class LanguageModel(nn.Module):
             self.softmax: AdaptiveSoftmax | FullSoftmax = AdaptiveSoftmax(out, words, config.cutoffs, tied)
         else:
             self.softmax = FullSoftmax(out, words, tied)
-        start_gates(self, config.gate)
+        if config.near_dense:
+            start_near_dense(self)
 
     @property
     def matrix_layers(self) -> tuple[str, ...]:
@@ -202,7 +206,7 @@ def _output_size(config: LanguageModelConfig) -> int:
 def _fits_one_stack(config: LanguageModelConfig) -> bool:
     """Whether one module can hold all recurrent layers."""
     if config.locked and config.dropout:
-        # Stacks have nn.LSTM's dropout between layers, which draws anew at every step.
+        # Stacks have nn.LSTM's dropout between layers, which draws again at every step.
         return False
     return config.cell == "qrnn" or _output_size(config) == config.hidden_size
 

@@ -1,84 +1,20 @@
-"""The kinds of weight matrices that a model can be built of: one entry here makes a kind known to all models."""
+"""How the matrices of a model are chosen: the makers of a kind by its name, and how its gates start."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
 
 from torch import nn
 
 from blockgate.errors import invalid
 from blockgate.gates import Gate
-from blockgate.lab.baselines import StaticBlockLinear, StaticBlockLSTM, StaticBlockQRNN
-from blockgate.layers import QRNN, DynamicSparseLinear, DynamicSparseLSTM, DynamicSparseQRNN
+from blockgate.lab.baselines import MATRICES, Matrices
 
-__all__ = ["MATRICES", "GateConfig", "Matrices", "matrices", "start_gates"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GateConfig:
-    """How dynamic matrices are cut and gated; see `bg.DynamicSparseLinear`."""
-
-    block_size: int = 128
-    """Rows and columns of a block."""
-    sparsity: float = 0.5
-    """Share of closed blocks, in [0, 1); where a ramp is set, the ramp decides."""
-    key_size: int | Literal["all", "auto"] = "auto"
-    """Input features that a gate reads: a number, all, or auto for at most 128."""
-    gate_hidden: int | None = None
-    """Width of a hidden layer in the gate."""
-    normalise: Literal["mean", "rms", "none"] | None = None
-    """What topk gates are scaled to, rms if unset; the paper's is the mean."""
-    select: Literal["global", "per_row"] | None = None
-    """Choose as many in every row of blocks, as topk does if unset and rows have at least 4, or among all blocks."""
-    kind: Literal["topk", "eq1", "softmax_sum", "sigmoid"] = "topk"
-    """topk, eq1 (the paper's: topk with mean and global), or an alternative; these take neither of the two above."""
-    near_dense: bool = False
-    """Start with all gates close to 1, as for matrices that were trained without; otherwise half of them start at 0."""
-
-    def options(self) -> dict[str, Any]:
-        """Keyword options of a gated layer."""
-        options = asdict(self)
-        options["gate"] = options.pop("kind")
-        del options["near_dense"]
-        sizes = {"all": {"key_size": None}, "auto": {}}
-        key_size = options.pop("key_size")
-        return options | (sizes[key_size] if isinstance(key_size, str) else {"key_size": key_size})
-
-    def static_options(self) -> dict[str, Any]:
-        """Keyword options of a layer with a fixed pattern of blocks."""
-        return {"block_size": self.block_size, "sparsity": self.sparsity}
+__all__ = ["matrices", "start_near_dense"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Matrices:
-    """Makers of layers with one kind of matrices.
-
-    Each takes the arguments of the dense layer; `options` are the keyword options that come in addition.
-    """
-
-    linear: Callable[..., nn.Module]
-    lstm: Callable[..., nn.Module]
-    qrnn: Callable[..., nn.Module]
-    options: Callable[[GateConfig], dict[str, Any]]
-
-
-MATRICES: dict[str, Matrices] = {
-    "dense": Matrices(linear=nn.Linear, lstm=nn.LSTM, qrnn=QRNN, options=lambda _: {}),
-    "dynamic": Matrices(
-        linear=DynamicSparseLinear, lstm=DynamicSparseLSTM, qrnn=DynamicSparseQRNN, options=GateConfig.options
-    ),
-    "static": Matrices(
-        linear=StaticBlockLinear, lstm=StaticBlockLSTM, qrnn=StaticBlockQRNN, options=GateConfig.static_options
-    ),
-}
-
-
-def start_gates(model: nn.Module, config: GateConfig) -> None:
-    """Gives the gates of a fresh model the start that its config asks for."""
+def start_near_dense(model: nn.Module) -> None:
+    """Starts the gates of a fresh model close to 1, as for matrices that were trained without."""
     for module in model.modules():
-        if config.near_dense and isinstance(module, Gate):
+        if isinstance(module, Gate):
             module.reset_near_dense()
 
 

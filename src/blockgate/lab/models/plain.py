@@ -1,4 +1,8 @@
-"""Configuration dataclasses as plain data for JSON and checkpoints, and back, every value checked."""
+"""Configuration dataclasses as plain data for JSON and checkpoints, and back, every value checked.
+
+Our own, because the libraries that do this (dacite, cattrs, mashumaro) name neither the place nor the remedy in errors,
+and none of them is a dependency yet.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from blockgate.checkpoint.atomic import replace_whole
 from blockgate.lab.reproduce.arms import Arm
 
 __all__ = ["draw_curves"]
@@ -31,4 +32,5 @@ def draw_curves(arms: Sequence[Arm], results: dict[str, list[dict[str, Any]]], m
     axis.set_ylabel(f"valid {metric}")
     axis.grid(alpha=0.3, which="both")
     axis.legend(fontsize=7)
-    figure.savefig(file, dpi=150)
+    with replace_whole(file) as temporary:
+        figure.savefig(temporary, format="png", dpi=150)

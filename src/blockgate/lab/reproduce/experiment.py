@@ -1,164 +1,35 @@
-"""One experiment from its name to its table: arms that are left are trained, then measured and written up."""
+"""An experiment: a table or a figure, and the arms that it compares. Each is one file in the folder `experiments`."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from blockgate.errors import invalid
-from blockgate.grid import check_size
-from blockgate.lab.data import load_corpus, load_images
-from blockgate.lab.reproduce.arms import Arm, arms_of, choose_arms, run_of
-from blockgate.lab.reproduce.curves import draw_curves
-from blockgate.lab.reproduce.figures import draw_figure1, draw_figure2
-from blockgate.lab.reproduce.quality import draw_quality, points_of
-from blockgate.lab.reproduce.report import metric_of, table
-from blockgate.lab.reproduce.results import load_result
-from blockgate.lab.reproduce.supervisor import Job, run_jobs
-from blockgate.lab.reproduce.timing import time_models
-from blockgate.lab.reproduce.tiny import tiny_run
-from blockgate.lab.training import Run, load_trained, shipped_configs
-from blockgate.lab.training.checkpoint import write_whole
-from blockgate.lab.training.config import LanguageModelRun
+from blockgate.lab.reproduce.arms import Arm
+from blockgate.lab.training import Trained
 
-__all__ = ["Order", "reproduce"]
+__all__ = ["SCALES", "Experiment"]
 
-TITLES = {
-    "mnist": "MNIST",
-    "table1": "Table 1: Quasi-RNN",
-    "table2": "Table 2: LSTM",
-    "wide": "Wider LSTM",
-    "ablations": "Ablations",
-    "mnist-ablations": "Ablations on MNIST",
-}
-FIGURES = {"figure1": draw_figure1, "figure2": draw_figure2}
-
-# Timing spends this on each call.
-SECONDS = {"tiny": 0.01, "laptop": 0.5, "paper": 2.0}
+SCALES = ("tiny", "laptop", "paper")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
-    """What is to be reproduced, and how.
+class Experiment:
+    """What `blockgate reproduce NAME` trains and writes up.
 
     Args:
-        experiment: one of EXPERIMENTS.
-        scale: one of SCALES.
-        seeds: how many; they count from 1.
-        arms: names or patterns; all if empty.
-        jobs: processes at once.
-        threads: of each process.
-        time: measure times as well, once all arms are done.
-        time_threads: of timing.
-        output: folder for everything; results are shared by all experiments in it.
-        data_dir: where published data sets lie.
+        name: of the command and of the report.
+        about: what it shows, in a few words for the help.
+        title: of the table.
+        arms: its arms at a scale, in the order of its rows.
+        draw: for a figure: draws it from the trained models into a folder, and returns the report in Markdown.
+        paper: the numbers that the paper prints, by the names of arms: test perplexity, or test error as a share.
     """
 
-    experiment: str
-    scale: str = "laptop"
-    seeds: int = 1
-    arms: Sequence[str] = ()
-    jobs: int = 2
-    threads: int = 1
-    time: bool = False
-    time_threads: int = 1
-    output: Path = Path("runs/reproduce")
-    data_dir: Path | None = None
-
-
-def reproduce(order: Order) -> Path:
-    """Trains what is left of an experiment, and returns the report that it has written.
-
-    Raises:
-        KeyboardInterrupt: after Ctrl-C, once checkpoints are written; the same call goes on from there.
-    """
-    for name in ("seeds", "jobs", "threads", "time_threads"):
-        check_size(name, getattr(order, name))
-    if order.time and order.experiment in FIGURES:
-        raise invalid("--time", expected="a table", got=order.experiment, remedy="Figures show no times.")
-    arms = choose_arms(order.experiment, order.scale, order.arms)
-    folder = order.output / order.scale
-    bases = {task: _base_run(task, order, folder) for task in dict.fromkeys(arm.task for arm in arms)}
-    words = {task: _check_data(base) for task, base in bases.items()}
-    jobs = [
-        Job(arm.name, run_of(arm, replace(bases[arm.task], output=output, seed=seed), words[arm.task]))
-        for seed in range(1, order.seeds + 1)
-        for arm in arms
-        for output in [folder / arm.name / f"seed-{seed}"]
-    ]
-    for job in jobs:
-        load_result(job.run.output, job.run)
-    folder.mkdir(parents=True, exist_ok=True)
-    run_jobs(jobs, order.jobs, folder)
-    if order.experiment in FIGURES:
-        text = FIGURES[order.experiment](_first_models(arms, jobs), folder)
-    else:
-        text = _written_up(order, arms, jobs, folder)
-    report = folder / f"{order.experiment}.md"
-    write_whole(report, lambda stream: stream.write(text.encode()))
-    return report
-
-
-def _base_run(task: str, order: Order, folder: Path) -> Run:
-    """The run that all arms of a task share."""
-    configs = shipped_configs()
-    if order.scale == "tiny":
-        base = tiny_run(configs[f"{task}-laptop"], folder / "data")
-    else:
-        base = configs[f"{task}-{order.scale}"]
-    accelerator = base.accelerator if order.scale == "paper" else "cpu"
-    return replace(base, accelerator=accelerator, threads=order.threads, data_dir=order.data_dir)
-
-
-def _check_data(base: Run) -> int:
-    """Size of the vocabulary, 0 for images; says how to get the data where they aren't there."""
-    if isinstance(base, LanguageModelRun):
-        return len(load_corpus(base.data, base.data_dir).vocabulary)
-    load_images(base.data, base.data_dir)
-    return 0
-
-
-def _first_models(arms: Sequence[Arm], jobs: Sequence[Job]) -> dict[Arm, Any]:
-    """The trained models of the first seed."""
-    return {arm: load_trained(job.run.output) for arm, job in zip(arms, jobs, strict=False)}
-
-
-def _written_up(order: Order, arms: Sequence[Arm], jobs: Sequence[Job], folder: Path) -> str:
-    """The table, with the arms of this and of earlier calls."""
-    times_file = folder / f"times-{order.experiment}.json"
-    times: dict[str, Any] | None = json.loads(times_file.read_text()) if times_file.is_file() else None
-    if order.time:
-        times = _measured_times(order, _first_models(arms, jobs), times)
-        text = json.dumps(times, indent=1) + "\n"
-        write_whole(times_file, lambda stream: stream.write(text.encode()))
-    every = arms_of(order.experiment, order.scale)
-    results: dict[str, list[dict[str, Any]]] = {}
-    for arm in every:
-        found = sorted((folder / arm.name).glob("seed-*/result.json"))
-        results[arm.name] = [json.loads(file.read_text()) for file in found]
-    # There are many arms: rows of what was not run would hide the others.
-    every = [arm for arm in every if results[arm.name]]
-    metric = metric_of(results)
-    for task in dict.fromkeys(arm.task for arm in arms):
-        of_task = [arm for arm in every if arm.task == task]
-        draw_curves(of_task, results, metric, folder / f"curves-{task}.png")
-        points = [] if times is None else list(points_of(of_task, results, times, metric))
-        if points:
-            draw_quality(points, metric, folder / f"quality-{task}.png")
-    return table(TITLES[order.experiment], every, results, order.scale, times)
-
-
-def _measured_times(order: Order, models: dict[Arm, Any], before: dict[str, Any] | None) -> dict[str, Any]:
-    """Times of these models, one task after the other, and those of others that were measured on the same machine."""
-    made: dict[str, Any] = {}
-    for task in dict.fromkeys(arm.task for arm in models):
-        of_task = {arm: trained for arm, trained in models.items() if arm.task == task}
-        new = time_models(of_task, threads=order.time_threads, seconds=SECONDS[order.scale])
-        made = new | {part: made.get(part, {}) | new[part] for part in ("seconds", "quality")}
-    if before is not None and before["machine"] == made["machine"]:
-        for part in ("seconds", "quality"):
-            made[part] = before.get(part, {}) | made[part]
-    return made
+    name: str
+    about: str
+    title: str = ""
+    arms: Callable[[str], list[Arm]]
+    draw: Callable[[dict[Arm, Trained], Path], str] | None = None
+    paper: Mapping[str, float] = field(default_factory=dict)

@@ -7,23 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from blockgate.checkpoint.atomic import replace_whole
 from blockgate.inspect.table import markdown_table
-from blockgate.lab.reproduce.arms import DYNAMIC, Arm
+from blockgate.lab.reproduce.arms import Arm
 from blockgate.lab.reproduce.timing import ENGINES, PACKED
 
 __all__ = ["Point", "draw_quality", "points_of", "quality_section"]
-
-# By family: colours that colour-blind readers can tell apart (Okabe and Ito), and marks for those who print in grey.
-LOOKS = {
-    "dense": ("#000000", "o"),
-    "dynamic": ("#56B4E9", "v"),
-    "dynamic-best": ("#0072B2", "D"),
-    "dynamic-slow": ("#D55E00", "d"),
-    "agp": ("#E69F00", "s"),
-    "block-agp": ("#CC79A7", "P"),
-    "static": ("#009E73", "X"),
-    "small": ("#999999", "^"),
-}
 
 
 class Point(NamedTuple):
@@ -61,7 +50,7 @@ def quality_section(points: Sequence[Point], metric: str, form: str) -> str:
     best = [fastest(points, arm) for arm in arms]
     rows = []
     for ours in best:
-        if ours.arm.family in DYNAMIC:
+        if ours.arm.facts.is_dynamic:
             rivals = [
                 min((p for p in best if _rival(p, ours, kind)), key=lambda p: p.score, default=None)
                 for kind in ("agp", "small", "dense")
@@ -101,13 +90,13 @@ def draw_quality(points: Sequence[Point], metric: str, file: Path) -> None:
     figure = Figure(figsize=(4.2 * len(PACKED), 4.0), layout="constrained")
     axes = figure.subplots(1, len(PACKED), sharey=True, squeeze=False)[0]
     for axis, engine in zip(axes, PACKED, strict=True):
-        for kind in dict.fromkeys(point.arm.kind for point in points if point.arm.family in LOOKS):
+        for kind in dict.fromkeys(point.arm.kind for point in points if point.arm.facts.look):
             shown = [_shown(points, arm, engine) for arm in dict.fromkeys(p.arm for p in points) if arm.kind == kind]
             found = [point for point in shown if point is not None]
             x, y = [point.seconds * 1e6 for point in found], [point.score for point in found]
-            if found:
-                arm = found[0].arm
-                colour, mark = LOOKS[arm.family]
+            arm = found[0].arm if found else None
+            if arm is not None and arm.facts.look is not None:
+                colour, mark = arm.facts.look
                 fill = "full" if arm.kind == arm.family else "none"
                 label = arm.label if engine == "int8" else None
                 axis.plot(x, y, mark, linestyle=":", color=colour, fillstyle=fill, label=label)
@@ -125,7 +114,8 @@ def draw_quality(points: Sequence[Point], metric: str, file: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0].set_ylabel(f"test {metric}", fontsize=8)
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)
-    figure.savefig(file, dpi=150)
+    with replace_whole(file) as temporary:
+        figure.savefig(temporary, format="png", dpi=150)
 
 
 def _shown(points: Sequence[Point], arm: Arm, engine: str) -> Point | None:

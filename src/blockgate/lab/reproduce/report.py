@@ -8,9 +8,8 @@ from typing import Any
 
 from blockgate.errors import invalid
 from blockgate.inspect.table import markdown_table, short, to_percent
-from blockgate.lab.reproduce.ablations import ABLATIONS
 from blockgate.lab.reproduce.arms import Arm
-from blockgate.lab.reproduce.paper import PAPER
+from blockgate.lab.reproduce.experiments import PAPER
 from blockgate.lab.reproduce.quality import points_of, quality_section
 from blockgate.lab.reproduce.timing import ENGINES
 from blockgate.lab.training.config import differences
@@ -30,8 +29,8 @@ NOTES = """\
 - Density: share of the layers' blocks (dynamic, static) or weights (pruned) that an input meets, as measured on the
   test data; rounding to whole blocks makes it differ from 100% - sparsity.
 - Input-dependent: share of blocks that are neither open nor closed for 95% of the test data, the mean over layers.
-- MACs: multiply-adds for one token (image), gates and the whole output layer included; "layers": of the layers that are
-  gated or pruned alone, gates included, as a share of the dense ones.
+- MACs: multiply-adds for one token (image), gates and the whole output layer included; "layers": only of the layers
+  that are gated or pruned, gates included, as a share of the dense ones.
 - Parameters: gates included; pruned ones and those in blocks that are closed for good not counted.
 - Small dense: the least width with at least the MACs of the dearer dynamic model at that sparsity.
 """
@@ -49,7 +48,7 @@ def table(title: str, arms: Sequence[Arm], results: Results, scale: str, times: 
     """
     done = [result for of_arm in results.values() for result in of_arm]
     metric = metric_of(results)
-    if not any(arm.kind in ABLATIONS for arm in arms):
+    if not any(arm.facts.changes_recipe for arm in arms):
         _check_recipes(arms, results)
     head = [
         "task",
@@ -189,12 +188,12 @@ def _about(scale: str, done: list[dict[str, Any]]) -> str:
     seeds = sorted({result["seed"] for result in done})
     text = f"- Seeds {', '.join(map(str, seeds))}; the best epoch by validation. {'; '.join(sorted(machines))}.\n"
     if scale != "paper":
-        text += "- Smaller models and shorter training than the paper's: compare rows with each other alone.\n"
+        text += "- Smaller models and shorter training than the paper's: compare rows only with each other.\n"
     return text
 
 
 def _time_table(arms: Sequence[Arm], times: dict[str, Any]) -> str:
-    """Microseconds per token, whole model and layers alone."""
+    """Microseconds per token, whole model and layers only."""
     head = ["task", "model", "sparsity", *(f"{engine}" for engine in ENGINES), *(f"{e}, layers" for e in ENGINES)]
     rows = []
     for arm in arms:

@@ -10,15 +10,13 @@ from typing import Any
 
 import torch
 
+from blockgate.checkpoint.atomic import write_whole
 from blockgate.errors import invalid
-from blockgate.inspect import record_gates
 from blockgate.lab.bench import machine
 from blockgate.lab.models import count_costs
-from blockgate.lab.training import Run, load_trained, train
-from blockgate.lab.training.checkpoint import write_whole
+from blockgate.lab.training import Run, load_trained, record_test, train
 from blockgate.lab.training.config import differences, run_to_plain
 from blockgate.lab.training.gate_health import has_gates
-from blockgate.lab.training.tasks import make_task
 
 __all__ = ["RESULT", "load_result", "run_arm"]
 
@@ -40,20 +38,16 @@ def run_arm(name: str, run: Run) -> dict[str, Any]:
         **measure(run.output),
         "epochs": _curve(run.output),
     }
-    text = json.dumps(result, indent=1) + "\n"
-    write_whole(run.output / RESULT, lambda stream: stream.write(text.encode()))
+    write_whole(run.output / RESULT, json.dumps(result, indent=1) + "\n")
     return result
 
 
-@torch.no_grad()
 def measure(folder: Path) -> dict[str, Any]:
     """Costs of the best model of a run, at the densities that its gates have on the test data."""
     trained = load_trained(folder)
-    task = make_task(trained.run, vocabulary=trained.vocabulary)
     if not has_gates(trained.model):
         return {"costs": asdict(count_costs(trained.model)), "gates": {}}
-    with record_gates(trained.model, coactivation=False) as record:
-        task.evaluate(trained.model, "test", torch.device("cpu"))
+    record = record_test(trained)
     gates = {
         name: {
             "target_density": gate.target_density,

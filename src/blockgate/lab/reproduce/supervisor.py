@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blockgate.checkpoint.atomic import write_whole
 from blockgate.errors import BlockgateError, missing_extra
 from blockgate.lab.reproduce.results import RESULT
 from blockgate.lab.reproduce.worker import FAILED, LOG
 from blockgate.lab.training import Run
-from blockgate.lab.training.checkpoint import write_whole
 from blockgate.lab.training.config import run_to_plain
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ def run_jobs(jobs: list[Job], processes: int, folder: Path) -> None:
         # What failed before is tried again.
         (job.run.output / FAILED).unlink(missing_ok=True)
     plan = folder / f".plan-{os.getpid()}.json"
-    text = json.dumps([{"arm": job.arm, "run": run_to_plain(job.run)} for job in left], indent=1)
-    write_whole(plan, lambda stream: stream.write(text.encode()))
+    write_whole(plan, json.dumps([{"arm": job.arm, "run": run_to_plain(job.run)} for job in left], indent=1))
     try:
         with _workers(plan, min(processes, len(left)), folder) as workers:
             _watch(left, workers)
@@ -94,7 +93,7 @@ def _workers(plan: Path, count: int, folder: Path) -> Iterator[list[subprocess.P
             for number in range(count):
                 log = stack.enter_context((folder / f"worker-{number}.log").open("wb"))
                 command = [sys.executable, "-m", "blockgate.lab.reproduce", str(plan)]
-                # A session of their own: Ctrl-C reaches this process alone, which passes it on once.
+                # A session of their own: Ctrl-C reaches only this process, which passes it on once.
                 workers.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
             yield workers
         except BaseException:

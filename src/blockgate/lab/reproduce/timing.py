@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from blockgate.convert import pack
-from blockgate.lab.baselines import to_block_inference, to_sparse_inference
 from blockgate.lab.bench import machine
+from blockgate.lab.bench.checks import PACKED_TYPES
 from blockgate.lab.bench.decoding import require_same, single_steps
 from blockgate.lab.bench.timing import in_turn, interleave, using_threads
 from blockgate.lab.reproduce.arms import Arm
@@ -21,7 +20,7 @@ __all__ = ["ENGINES", "time_models"]
 
 # What tables call the ways to run a model. Packed: open blocks only; pruned single weights count as dense ones there.
 ENGINES = ("torch", "float32", "bfloat16", "int8", "CSR")
-PACKED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+PACKED = {str(dtype).removeprefix("torch."): dtype for dtype in PACKED_TYPES.values()}
 
 INPUTS = 64
 
@@ -62,14 +61,6 @@ def time_models(models: dict[Arm, Trained], *, threads: int, seconds: float) -> 
 
 
 def _engines(arm: Arm, model: nn.Module) -> dict[str, nn.Module]:
-    """The model as torch runs it, packed to each type, and where single weights are pruned as CSR, all else packed."""
-    made: dict[str, nn.Module] = {"torch": model}
-    for name, dtype in PACKED.items():
-        if arm.kind in {"static", "block-agp"}:
-            block_size = model.config.gate.block_size  # type: ignore[union-attr]
-            made[name] = to_block_inference(model, dtype, block_size=block_size)  # type: ignore[arg-type]
-        else:
-            made[name] = pack(model, dtype)
-    if arm.family == "agp":
-        made["CSR"] = pack(to_sparse_inference(model))
-    return made
+    """The model as torch runs it, packed to each type, and in the further ways that its kind has."""
+    packed = {name: arm.facts.pack(model, dtype) for name, dtype in PACKED.items()}
+    return {"torch": model, **packed, **{name: make(model) for name, make in arm.facts.other_ways.items()}}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from blockgate.lab.models import GateConfig
-from blockgate.lab.training.checkpoint import write_whole
+from blockgate.checkpoint.atomic import write_whole
 from blockgate.lab.training.config import ImageRun, LanguageModelRun, OptimizerConfig, Run
+from blockgate.spec import GateSpec
 
 __all__ = ["tiny_run"]
 
@@ -34,7 +34,7 @@ def tiny_run(run: Run, folder: Path) -> Run:
     )
 
 
-def _small(gate: GateConfig) -> GateConfig:
+def _small(gate: GateSpec) -> GateSpec:
     return replace(gate, block_size=8, key_size=8)
 
 
@@ -68,4 +68,4 @@ def _images(folder: Path) -> Path:
 
 def _write(file: Path, data: bytes) -> None:
     if not file.is_file() or file.read_bytes() != data:
-        write_whole(file, lambda stream: stream.write(data))
+        write_whole(file, data)

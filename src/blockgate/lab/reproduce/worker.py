@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from blockgate.checkpoint.atomic import write_whole
 from blockgate.errors import BlockgateError
 from blockgate.lab.reproduce.results import RESULT, run_arm
 from blockgate.lab.training.config import run_from_plain
@@ -45,7 +46,7 @@ def _run_unless_taken(name: str, folder: Path, plain: dict[str, Any]) -> None:
             try:
                 run_arm(name, replace(run_from_plain(plain), resume=(folder / "run.json").is_file()))
             except Exception as error:
-                (folder / FAILED).write_text(f"{error}\n")
+                write_whole(folder / FAILED, f"{error}\n")
                 if not isinstance(error, BlockgateError):
                     log.write(traceback.format_exc())
 

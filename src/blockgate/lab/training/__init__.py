@@ -2,7 +2,7 @@
 
 from blockgate.lab.training.checkpoint import Trained, load_trained
 from blockgate.lab.training.config import ImageRun, LanguageModelRun, Run, load_run, shipped_configs
-from blockgate.lab.training.evaluation import evaluate
+from blockgate.lab.training.evaluation import evaluate, record_test
 from blockgate.lab.training.hooks import Hook
 from blockgate.lab.training.loop import train
 
@@ -15,6 +15,7 @@ __all__ = [
     "evaluate",
     "load_run",
     "load_trained",
+    "record_test",
     "shipped_configs",
     "train",
 ]

@@ -1,8 +1,7 @@
-"""Checkpoints: written whole or not at all, read without running anybody's code."""
+"""Checkpoints of runs: written whole or not at all, read without running anybody's code."""
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,13 +10,14 @@ from zipfile import BadZipFile
 import torch
 from torch import nn
 
+from blockgate.checkpoint.atomic import replace_whole
 from blockgate.errors import BlockgateError, invalid
 from blockgate.gates import Gate
 from blockgate.lab.data import Vocabulary
 from blockgate.lab.models import ImageNetwork, LanguageModel
 from blockgate.lab.training.config import ImageRun, LanguageModelRun, Run, run_from_plain
 
-__all__ = ["BEST", "LAST", "Trained", "load_checkpoint", "load_trained", "save_checkpoint", "start_from", "write_whole"]
+__all__ = ["BEST", "LAST", "Trained", "load_checkpoint", "load_trained", "save_checkpoint", "start_from"]
 
 FORMAT = 1
 LAST, BEST = "last.pt", "best.pt"
@@ -32,24 +32,11 @@ class Trained(NamedTuple):
     file: Path
 
 
-def write_whole(file: Path, write: Any) -> None:
-    """Lets `write` fill a file under another name, then puts it in place: readers see the old one or the new one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as stream:
-            write(stream)
-            stream.flush()
-            # Without this, a machine that loses power may keep the new name and lose the bytes.
-            os.fsync(stream.fileno())
-        os.replace(temporary, file)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def save_checkpoint(file: Path, state: dict[str, Any]) -> None:
     """Writes a state of tensors, numbers, text, lists and dicts."""
-    write_whole(file, lambda stream: torch.save({"format": FORMAT} | state, stream))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replace_whole(file) as temporary:
+        torch.save({"format": FORMAT} | state, temporary)
 
 
 def load_checkpoint(file: Path) -> dict[str, Any]:
@@ -99,7 +86,7 @@ def load_trained(path: Path) -> Trained:
             "checkpoint",
             expected="weights that fit its config",
             got=f"{path}: {' '.join(str(error).split())[:300]}",
-            remedy="Train it anew with this version.",
+            remedy="Train it again with this version.",
         ) from None
     return Trained(model.eval(), run, vocabulary, path)
 

@@ -93,8 +93,12 @@ class PruningConfig:
     """Epochs until the last pruning."""
     every: float = 3.0
     """Epochs between prunings."""
-    block_size: int | None = None
+    block_size: int | tuple[int, int] | None = None
     """Prune whole blocks of this size; single weights if unset."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.block_size, int):
+            object.__setattr__(self, "block_size", (self.block_size, self.block_size))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,6 +189,11 @@ TASKS: dict[str, type[Run]] = {"language-model": LanguageModelRun, "images": Ima
 NOT_PART_OF_THE_RUN = ("output", "resume", "data_dir", "checkpoint_seconds", "log_every")
 
 
+# The words for options of gates in the files of version 0.1.
+_FORMER_WORDS = {"kind": "gate"}
+_FORMER_KEY_SIZES = {"all": None}
+
+
 def run_to_plain(run: Run) -> dict[str, Any]:
     """Plain data with the name of the task in it."""
     task = next(name for name, kind in TASKS.items() if type(run) is kind)
@@ -196,7 +205,22 @@ def run_from_plain(data: dict[str, Any]) -> Run:
     task = data.get("task") if isinstance(data, dict) else None
     if task not in TASKS:
         raise invalid("config", expected=f"a task, one of {tuple(TASKS)}", got=task, remedy='Add "task" to the file.')
-    return from_plain(TASKS[task], {name: value for name, value in data.items() if name != "task"})
+    return from_plain(TASKS[task], _in_present_words({name: value for name, value in data.items() if name != "task"}))
+
+
+def _in_present_words(data: dict[str, Any]) -> dict[str, Any]:
+    """The plain data of a run, with all options of its gates, as GateSpec names them."""
+    model = data.get("model")
+    gate = model.get("gate") if isinstance(model, dict) else None
+    if not isinstance(model, dict) or not isinstance(gate, dict):
+        return data
+    renamed = {_FORMER_WORDS.get(name, name): value for name, value in gate.items() if name != "near_dense"}
+    if isinstance(size := renamed.get("key_size"), str):
+        renamed["key_size"] = _FORMER_KEY_SIZES.get(size, size)
+    if isinstance(size := renamed.get("block_size"), int):
+        renamed["block_size"] = [size, size]
+    start = {"near_dense": gate["near_dense"]} if "near_dense" in gate else {}
+    return data | {"model": model | start | {"gate": renamed}}
 
 
 def load_run(file: Path) -> Run:
@@ -216,15 +240,25 @@ def shipped_configs() -> dict[str, Run]:
         return {file.stem: load_run(file) for file in sorted(path.glob("*.json"))}
 
 
-def differences(old: dict[str, Any], new: dict[str, Any], at: str = "") -> list[str]:
-    """What of two runs as plain data differs and matters, as "name: old -> new"."""
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """What of two runs as plain data, which older versions may have written, differs and matters."""
+    return _differences(_whole(old), _whole(new), "")
+
+
+def _whole(run: dict[str, Any]) -> dict[str, Any]:
+    """The run with every option that it leaves out; what is no run of ours is taken as it is."""
+    return run_to_plain(run_from_plain(run)) if run.get("task") in TASKS else run
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any], at: str) -> list[str]:
+    """Each as "name: old -> new"."""
     found = []
     for name in sorted(old.keys() | new.keys()):
         if not at and name in NOT_PART_OF_THE_RUN:
             continue
         a, b = old.get(name), new.get(name)
         if isinstance(a, dict) and isinstance(b, dict):
-            found += differences(a, b, f"{at}{name}.")
+            found += _differences(a, b, f"{at}{name}.")
         elif a != b:
             found.append(f"{at}{name}: {a!r} -> {b!r}")
     return found

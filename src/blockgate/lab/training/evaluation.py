@@ -1,16 +1,18 @@
-"""How well a trained model does, gates included."""
+"""How well a trained model does, and what its gates decide."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 
-from blockgate.inspect import record_gates
+from blockgate.inspect import GateRecord, record_gates
 from blockgate.lab.training.checkpoint import Trained
 from blockgate.lab.training.gate_health import gate_facts, has_gates
-from blockgate.lab.training.tasks import make_task
+from blockgate.lab.training.tasks import ImageTask, make_task
 from blockgate.schedule import set_sparsity
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "record_test"]
 
 
 @torch.no_grad()
@@ -30,3 +32,15 @@ def evaluate(trained: Trained, part: str, *, sparsity: float | None = None) -> d
     with record_gates(trained.model, coactivation=False) as record:
         metrics = task.metrics(task.evaluate(trained.model, part, torch.device("cpu")))
     return metrics | gate_facts(record)
+
+
+@torch.no_grad()
+def record_test(trained: Trained) -> GateRecord:
+    """All decisions of a gated model on the test data, by class where the data has some."""
+    task = make_task(trained.run, vocabulary=trained.vocabulary)
+    with (
+        record_gates(trained.model, coactivation=False) as record,
+        record.labelled(task.parts["test"][1]) if isinstance(task, ImageTask) else nullcontext(),
+    ):
+        task.evaluate(trained.model, "test", torch.device("cpu"))
+    return record

@@ -38,7 +38,7 @@ class Hook:
 
     @property
     def sparsity(self) -> float | None:
-        """The sparsity it has set, for logs; when it moves, schedules compare scores anew."""
+        """The sparsity it has set, for logs; when it moves, schedules forget the scores before."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -49,7 +49,36 @@ class Hook:
         """Goes on from a checkpoint, whose model has been loaded."""
 
 
-class RampHook(Hook):
+class _GradualHook(Hook):
+    """A hook around something that raises the sparsity step by step, until its end.
+
+    Args:
+        steps: a ramp or a pruner.
+    """
+
+    def __init__(self, steps: SparsityRamp | MagnitudePruner) -> None:
+        self.steps = steps
+
+    @property
+    def settled(self) -> bool:
+        """Whether the final sparsity is reached."""
+        return self.steps.steps_done >= self.steps.end
+
+    @property
+    def sparsity(self) -> float:
+        """What is asked for now."""
+        return self.steps.sparsity
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of the ramp or pruner."""
+        return self.steps.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Of the ramp or pruner."""
+        self.steps.load_state_dict(state)
+
+
+class RampHook(_GradualHook):
     """Lets the sparsity of all gates rise from 0 to `final`.
 
     Args:
@@ -62,39 +91,22 @@ class RampHook(Hook):
     def __init__(self, model: nn.Module, final: float, config: RampConfig, updates_per_epoch: int) -> None:
         unit = 1 if config.every == "epoch" else updates_per_epoch
         self.every = config.every
-        self.ramp = SparsityRamp(model, final, round(config.begin * unit), round(config.end * unit), config.shape)
+        begin, end = round(config.begin * unit), round(config.end * unit)
+        super().__init__(SparsityRamp(model, final, begin, end, config.shape))
 
     def after_update(self) -> None:
         """A step of a ramp that moves with updates."""
         if self.every == "update":
-            self.ramp.step()
+            self.steps.step()
 
     def after_epoch(self, score: float) -> None:  # noqa: ARG002
         """A step of a ramp that moves with epochs."""
         if self.every == "epoch":
-            self.ramp.step()
-
-    @property
-    def settled(self) -> bool:
-        """Whether the final sparsity is reached."""
-        return self.ramp.steps_done >= self.ramp.end
-
-    @property
-    def sparsity(self) -> float:
-        """The sparsity now."""
-        return self.ramp.sparsity
-
-    def state_dict(self) -> dict[str, Any]:
-        """The ramp's."""
-        return self.ramp.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The ramp's."""
-        self.ramp.load_state_dict(state)
+            self.steps.step()
 
 
-class PruningHook(Hook):
-    """Prunes the matrices whose kind the model's config decides: recurrent ones, or hidden layers.
+class PruningHook(_GradualHook):
+    """Prunes the matrices whose kind the model's config decides: those of recurrent or of hidden layers.
 
     Args:
         model: with `matrix_layers`, and dense matrices in them.
@@ -107,37 +119,13 @@ class PruningHook(Hook):
         begin, end, every = (
             max(1, round(epochs * updates_per_epoch)) for epochs in (config.begin, config.end, config.every)
         )
-        self.pruner = MagnitudePruner(
-            prunable_weights(model, lambda name: name.startswith(layers)),
-            config.sparsity,
-            begin,
-            end,
-            every,
-            initial=config.initial,
-            block_size=config.block_size,
-        )
+        weights = prunable_weights(model, lambda name: name.startswith(layers))
+        options: dict[str, Any] = {"initial": config.initial, "block_size": config.block_size}
+        super().__init__(MagnitudePruner(weights, config.sparsity, begin, end, every, **options))
 
     def after_update(self) -> None:
         """Prunes when it is time, and keeps what is pruned at zero."""
-        self.pruner.step()
-
-    @property
-    def settled(self) -> bool:
-        """Whether the last pruning is done."""
-        return self.pruner.steps_done >= self.pruner.end
-
-    @property
-    def sparsity(self) -> float:
-        """What the last pruning was asked for."""
-        return self.pruner.sparsity
-
-    def state_dict(self) -> dict[str, Any]:
-        """The pruner's."""
-        return self.pruner.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The pruner's."""
-        self.pruner.load_state_dict(state)
+        self.steps.step()
 
 
 class WeightAverage(Hook):

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blockgate.lab.training.checkpoint import write_whole
+from blockgate.checkpoint.atomic import write_whole
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -80,7 +80,7 @@ class RunLog:
             table = csv.DictWriter(text, names, lineterminator="\n")
             table.writeheader()
             table.writerows(rows)
-            write_whole(self.folder / "epochs.csv", lambda stream: stream.write(text.getvalue().encode()))
+            write_whole(self.folder / "epochs.csv", text.getvalue())
 
     def say(self, text: str) -> None:
         """A line for people."""
@@ -89,8 +89,7 @@ class RunLog:
     def write_json(self, name: str, data: dict[str, Any]) -> None:
         """A file of facts in the run's folder."""
         if self.folder is not None:
-            text = json.dumps(data, indent=2, default=str) + "\n"
-            write_whole(self.folder / name, lambda stream: stream.write(text.encode()))
+            write_whole(self.folder / name, json.dumps(data, indent=2, default=str) + "\n")
 
     def close(self) -> None:
         """Ends the bar and the curves."""

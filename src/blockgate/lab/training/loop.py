@@ -290,11 +290,11 @@ class _Training:
         state = load_checkpoint(self.run.output / LAST)
         changed = differences(state["run"], run_to_plain(self.run))
         if state.get("fingerprint") != self.fingerprint:
-            changed.append("the data are others")
+            changed.append("other data")
         if "training" not in state:
-            changed.append("weights alone, as in best.pt")
+            changed.append("only weights, as in best.pt")
         elif len(state["training"].get("hooks", ())) != len(self.hooks):
-            changed.append("the hooks are others")
+            changed.append("other hooks")
         if changed:
             raise invalid(
                 "--resume",

@@ -38,6 +38,9 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
 class LearningRate:
     """The factor by which a schedule multiplies all learning rates.
 
+    torch's schedulers count whole steps and keep the rates that they have set; here the factor follows from the time in
+    epochs, so that every segment of text can have a rate of its own, and a resumed run computes the same.
+
     Args:
         config: of the schedule.
         epochs: of the whole run.

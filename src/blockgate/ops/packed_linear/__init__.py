@@ -1,7 +1,6 @@
 """Packing, the products on packed weights, and layers prepared for many calls; for inference only."""
 
 from blockgate.ops.packed_linear.op import (
-    PACKED_DTYPES,
     dense_packed_linear,
     pack_blocks,
     packed_linear,
@@ -16,7 +15,6 @@ from blockgate.ops.packed_linear.prepared import (
 )
 
 __all__ = [
-    "PACKED_DTYPES",
     "dense_packed_linear",
     "pack_blocks",
     "packed_linear",

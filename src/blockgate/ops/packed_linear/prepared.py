@@ -20,10 +20,11 @@ __all__ = [
 
 # `grid` is (out_features, in_features, block_out, block_in), `key` (offset, size). The gate's weights are packed as one
 # float32 block each.
-library.define("prepare_packed_linear(Tensor blocks, Tensor scale, Tensor? bias, int[] grid) -> int")
+library.define("prepare_packed_linear(Tensor blocks, Tensor scale, Tensor? bias, int[] grid, str format) -> int")
 library.define(
-    "prepare_dynamic_linear(Tensor blocks, Tensor scale, Tensor? bias, int[] grid, Tensor gate_weight, "
-    "Tensor? gate_bias, Tensor? hidden_weight, Tensor? hidden_bias, int[] key, int groups, str normalise) -> int"
+    "prepare_dynamic_linear(Tensor blocks, Tensor scale, Tensor? bias, int[] grid, str format, "
+    "Tensor gate_weight, Tensor? gate_bias, Tensor? hidden_weight, Tensor? hidden_bias, int[] key, int groups, "
+    "str normalise) -> int"
 )
 library.define("run_prepared_linear(Tensor x, int handle, int open_blocks) -> Tensor")
 library.define("release_prepared_linear(int handle) -> ()")

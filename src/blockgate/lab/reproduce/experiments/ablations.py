@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+from blockgate.lab.reproduce.arms import NO_DROPOUT, Arm, at_sparsities
+from blockgate.lab.reproduce.experiment import Experiment
+from blockgate.lab.reproduce.kinds import KINDS, Kind, dense_run, pruned_run
 from blockgate.lab.training.config import RampConfig
 from blockgate.spec import DEFAULT_KEY_SIZE
 
-__all__ = ["ABLATIONS", "DENSE_CHANGES", "IMAGE_ABLATIONS", "PRUNED_CHANGES", "Ablation"]
+__all__ = ["ABLATIONS", "DENSE_CHANGES", "EXPERIMENT", "PRUNED_CHANGES", "Ablation"]
 
 # Ramps reach their end after this share of the epochs.
 RAMP_SHARE = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Ablation:
-    """One change.
-
-    Args:
-        label: what tables call it.
-        change: makes the changed run of a plain one; both have gates.
-    """
+class Ablation(NamedTuple):
+    """One change: what tables call it, and how it makes the changed run of a plain one."""
 
     label: str
     change: Callable[[Any], Any]
@@ -38,8 +35,10 @@ def _scaled(name: str, times: float) -> Callable[[Any], Any]:
 
     def change(run: Any) -> Any:
         value = getattr(run.model.gate, name)
-        in_numbers = {"auto": DEFAULT_KEY_SIZE, "all": run.model.hidden_size}
-        return _gate(**{name: int(times * in_numbers.get(value, value))})(run)
+        in_numbers = {"auto": DEFAULT_KEY_SIZE, None: run.model.hidden_size}
+        size = in_numbers.get(value, value)
+        scaled = tuple(int(times * part) for part in size) if isinstance(size, tuple) else int(times * size)
+        return _gate(**{name: scaled})(run)
 
     return change
 
@@ -54,7 +53,7 @@ def _output_dropout(run: Any) -> Any:
 
 def _other_kind(kind: str, **options: Any) -> Callable[[Any], Any]:
     """Other kinds of gates have neither normalise nor select."""
-    return _gate(kind=kind, normalise=None, select=None, **options)
+    return _gate(gate=kind, normalise=None, select=None, **options)
 
 
 def _ramp(run: Any) -> Any:
@@ -72,7 +71,7 @@ def _gate_rate(times: float) -> Callable[[Any], Any]:
 def _start_from_dense(run: Any) -> Any:
     """The dense arm of the same task and seed lies beside."""
     task = re.split("-from-dense|-distilled", run.output.parent.name)[0]
-    near = _gate(near_dense=True)(run)
+    near = _model(near_dense=True)(run)
     return replace(near, start=run.output.parent.parent / f"{task}-dense" / run.output.name)
 
 
@@ -98,11 +97,11 @@ ABLATIONS = {
     "global": Ablation("rms, among all blocks", _gate(select="global")),
     "unnormalised": Ablation("no normalisation, per row", _gate(normalise="none")),
     "ramp": Ablation("ramp over the first half instead of constant sparsity", _ramp),
-    "near-dense": Ablation("gates start near 1 (bias 1) instead of half closed (bias 0)", _gate(near_dense=True)),
+    "near-dense": Ablation("gates start near 1 (bias 1) instead of half closed (bias 0)", _model(near_dense=True)),
     "half-key": Ablation("half the key", _scaled("key_size", 0.5)),
     "double-key": Ablation("twice the key", _scaled("key_size", 2)),
-    "key-all": Ablation("key of all features", _gate(key_size="all")),
-    "low-rank": Ablation("key of all features through a hidden layer of 16", _gate(key_size="all", gate_hidden=16)),
+    "key-all": Ablation("key of all features", _gate(key_size=None)),
+    "low-rank": Ablation("key of all features through a hidden layer of 16", _gate(key_size=None, gate_hidden=16)),
     "half-block": Ablation("blocks of half the size", _scaled("block_size", 0.5)),
     "double-block": Ablation("blocks of twice the size", _scaled("block_size", 2)),
     "slow-gates": Ablation("a tenth of the learning rate for gates", _gate_rate(0.1)),
@@ -118,24 +117,35 @@ ABLATIONS = {
     "distilled": Ablation("the same, and half of the loss against the dense model's predictions", _distil),
 }
 
-# What a network for images has too.
-IMAGE_ABLATIONS = (
-    "plain",
-    "eq-1",
-    "mean",
-    "global",
-    "unnormalised",
-    "ramp",
-    "near-dense",
-    "half-key",
-    "key-all",
-    "low-rank",
-    "half-block",
-    "double-block",
-    "slow-gates",
-    "fast-gates",
-    "softmax-sum",
-    "sigmoid",
-    "balance",
-    "from-dense",
+
+def _gated_run(base: Any, sparsity: float, words: int) -> Any:  # noqa: ARG001
+    return _gate(sparsity=sparsity)(base)
+
+
+def _kinds(changes: dict[str, Ablation], plain: Callable[[Any, float, int], Any]) -> dict[str, Kind]:
+    """A kind for each change of the arms that `plain` makes."""
+
+    def changed(ablation: Ablation) -> Callable[[Any, float, int], Any]:
+        return lambda base, sparsity, words: ablation.change(plain(base, sparsity, words))
+
+    return {
+        name: Kind(label=ablation.label, run=changed(ablation), changes_recipe=True)
+        for name, ablation in changes.items()
+    }
+
+
+KINDS.update(
+    _kinds(ABLATIONS, _gated_run) | _kinds(DENSE_CHANGES, dense_run) | _kinds(PRUNED_CHANGES, pruned_run),
 )
+
+
+def _arms(scale: str) -> list[Arm]:
+    # Many arms: where time is short, with a model and a training of their own.
+    task = "ptb-lstm" if scale == "paper" else "ptb-ablation"
+    return [
+        *(Arm(task, kind) for kind in ("dense", f"dense{NO_DROPOUT}", *DENSE_CHANGES)),
+        *at_sparsities(task, [75], "agp", f"agp{NO_DROPOUT}", *PRUNED_CHANGES, *ABLATIONS),
+    ]
+
+
+EXPERIMENT = Experiment(name="ablations", about="what each option of the gates is worth", title="Ablations", arms=_arms)
