@@ -52,6 +52,7 @@ CASES = {
     "three layers": {"num_layers": 3},
     "no bias": {"bias": False},
     "per row, rms": {"select": "per_row", "normalise": "rms"},
+    "margin": {"gate": "margin"},
     "small key, hidden layer": {"key_size": 3, "key_offset": 1, "gate_hidden": 5},
     "blocks wider than the matrix": {"block_size": 64},
     "rectangular, ragged": {"block_size": (5, 3)},

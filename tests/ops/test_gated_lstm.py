@@ -55,7 +55,14 @@ def test_outputs_and_all_gradients_equal_the_loop_over_separate_ops(case, backen
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", [Case(3, 2, 6, (4, 3), 0.6, (1, 4), 5), Case(3, 2, 5, (5, 2), 0.5, normalise="rms")])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(3, 2, 6, (4, 3), 0.6, (1, 4), 5),
+        Case(3, 2, 5, (5, 2), 0.5, normalise="rms"),
+        Case(3, 2, 6, (3, 2), 0.5, normalise="margin"),
+    ],
+)
 def test_gradcheck(case, backend):
     tensors, options = problem(case, torch.float64)
     present = [t for t in tensors if t is not None]

@@ -24,6 +24,7 @@ INTEGERS = [name for name, known in FORMATS.items() if isinstance(known, Integer
 STACKS = [
     (24, 32, (16, 16), {}),
     (50, 33, (16, 24), {"per_row": True, "normalise": "rms"}),
+    (24, 40, (40, 8), {"per_row": True, "normalise": "margin", "hidden": 7}),
     (7, 40, (40, 5), {"hidden": 6, "bias": False}),
     (20, 64, (128, 128), {"normalise": "none"}),
     (96, 96, (32, 32), {"dense": True}),

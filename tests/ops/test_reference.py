@@ -48,6 +48,29 @@ def test_scores_that_relu_closes_stay_closed():
     assert_close(gates, torch.tensor([[0.0, 3.0]]))
 
 
+def test_margins_by_hand():
+    scores = torch.tensor([[0.5, -1.0, 2.0, -3.0]], dtype=torch.float64)
+    gates, indices = reference.topk_gates(scores, (2, 1), "margin")
+    assert indices.tolist() == [[0, 2]]
+    values = torch.tensor([[1.501, 3.001]], dtype=torch.float64)  # above -1, and the floor
+    assert_close(gates, values / (values.square().sum() / 4).sqrt())
+    # All open: the lowest value is an average step, 5 / 4, and the floor.
+    gates, indices = reference.topk_gates(scores, (4, 1), "margin")
+    values = torch.tensor([[4.751, 3.251, 6.251, 1.251]], dtype=torch.float64)
+    assert_close(gates, values / values.square().mean().sqrt())
+
+
+def test_margins_do_not_see_what_all_scores_share():
+    scores = torch.randn(5, 12, dtype=torch.float64)
+    for open_blocks in (1, 3, 6):
+        want, chosen = reference.topk_gates(scores, (open_blocks, 2), "margin")
+        gates, indices = reference.topk_gates(scores - 100, (open_blocks, 2), "margin")
+        torch.testing.assert_close(indices, chosen)
+        assert_close(gates, want)
+    equal, _ = reference.topk_gates(torch.full((1, 6), -2.0), (2, 1), "margin")
+    assert_close(equal, torch.full((1, 2), 3**0.5))
+
+
 @torch.no_grad()
 def test_no_positive_score_closes_everything_without_nan():
     for normalise in ("mean", "rms", "none"):
@@ -95,13 +118,14 @@ def _written_backward(grad, x, weight, gates, indices, grid):
         return reference.gated_linear_backward(grad, x, weight, gates, indices, grid.block, True, True, True)
 
 
-@given(st.integers(0, 4), st.integers(1, 4), st.integers(1, 6), st.sampled_from(["mean", "rms", "none"]))
+@given(st.integers(0, 4), st.integers(1, 4), st.integers(1, 6), st.sampled_from(["mean", "rms", "none", "margin"]))
 def test_written_gate_gradient_equals_autograd(rows, groups, group_size, normalise):
     scores = torch.randn(rows, groups * group_size, dtype=torch.float64, requires_grad=True)
-    gates, indices = reference.topk_gates(scores, ((group_size + 1) // 2, groups), normalise)
+    selection = ((group_size + 1) // 2, groups)
+    gates, indices = reference.topk_gates(scores, selection, normalise)
     grad = torch.randn_like(gates)
     (derived,) = torch.autograd.grad(gates, scores, grad)
-    written = reference.topk_gates_backward(grad, scores, gates, indices, normalise)
+    written = reference.topk_gates_backward(grad, scores, gates, indices, selection, normalise)
     assert_close(written.detach(), derived)
 
 

@@ -48,12 +48,15 @@ def test_gated_linear_and_all_gradients_equal_the_reference(problem):
         assert_close(got, expected, name)
 
 
+RULES = ("mean", "rms", "none", "margin")
+
+
 @given(
     st.integers(0, 9),
     st.integers(1, 5),
     st.integers(1, 40),
     st.floats(0.01, 1),
-    st.sampled_from(["mean", "rms", "none"]),
+    st.sampled_from(RULES),
     st.sampled_from([torch.float32, torch.float64]),
     st.booleans(),
 )
@@ -114,8 +117,8 @@ def small_problem(dtype=torch.float64):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("normalise", ["mean", "rms", "none"])
-@pytest.mark.parametrize(("groups", "open_blocks"), [(1, 4), (2, 2)])
+@pytest.mark.parametrize("normalise", RULES)
+@pytest.mark.parametrize(("groups", "open_blocks"), [(1, 4), (2, 2), (2, 3)])
 def test_gradcheck_through_selection_and_product(backend, normalise, groups, open_blocks):
     def layer(x, weight, bias, scores):
         gates, indices = topk_gates(scores, open_blocks, groups=groups, normalise=normalise, backend=backend)
@@ -134,7 +137,14 @@ def test_opcheck(suffix, dtype):
     checks = {
         "gate_scores": (x, weight, bias),
         "topk_gates": (scores, [3, 1], "rms"),
-        "topk_gates_backward": (torch.randn(3, 3, dtype=dtype), scores.detach(), gates.detach(), indices, "rms"),
+        "topk_gates_backward": (
+            torch.randn(3, 3, dtype=dtype),
+            scores.detach(),
+            gates.detach(),
+            indices,
+            (3, 1),
+            "rms",
+        ),
         "gated_linear": (x, weight, bias, gates, indices, [2, 2]),
         "gated_linear_backward": (
             torch.randn(3, 4, dtype=dtype),

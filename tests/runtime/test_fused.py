@@ -26,6 +26,7 @@ OPTIONS = [
     {},
     {"normalise": "rms", "select": "per_row"},
     {"normalise": "none", "key_size": None},
+    {"gate": "margin", "key_size": None},
     {"gate_hidden": 5, "key_size": 7, "key_offset": 3},
     {"bias": False, "block_size": (24, 10)},
 ]

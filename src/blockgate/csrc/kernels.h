@@ -100,7 +100,8 @@ struct InputGradTask {
   int64_t col, token_begin, token_end;
 };
 
-enum class Normalise { mean, rms, none };
+// margin: values are distances to the runner-up, scaled as for rms.
+enum class Normalise { mean, rms, none, margin };
 
 struct TopK {
   int64_t scores, open_blocks, groups;
@@ -176,9 +177,10 @@ struct TypedKernels {
   int64_t (*weight_grad_scratch)(const Grid&);
   // One row of scores. `scratch` holds 2 * (scores / groups + 16) elements of T.
   void (*top_k)(const TopK&, const T* scores, T* gates, int64_t* indices, T* scratch);
-  // One row; grad_scores is zeroed by the caller. `kept` = groups * open_blocks.
+  // One row; grad_scores is zeroed by the caller. With margins, `runners` (groups) receives the
+  // indices of the scores that have a gradient besides the kept ones.
   void (*top_k_backward)(const TopK&, const T* grad_gates, const T* scores, const T* gates,
-                         const int64_t* indices, T* grad_scores);
+                         const int64_t* indices, T* grad_scores, int64_t* runners);
   // A weight (rows x columns, rows `stride` apart) to panels of 16 rows or of 16 columns.
   void (*transpose_to_panels)(const T* weight, int64_t stride, int64_t rows, int64_t columns,
                               T* panels);

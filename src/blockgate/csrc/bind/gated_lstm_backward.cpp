@@ -39,14 +39,18 @@ Results lstm_backward(const Tensor& weight, const Tensor& gate_weight,
                       const Tensor& gates, const Tensor& indices,
                       const std::optional<Tensor>& grad_output,
                       const std::optional<Tensor>& grad_c_n, const Integers& key,
-                      const Integers& block, const std::string& normalise, bool need_weight) {
+                      const Integers& block, const Integers& selection,
+                      const std::string& normalise, bool need_weight) {
   check_tensor(output, "output", SCALAR_TYPE<T>, 3);
   check_tensor(gates, "gates", SCALAR_TYPE<T>, 3);
   const LstmShape shape = lstm_shape(output.size(0), h0, weight, block);
   const Grid& grid = shape.grid;
   const GateShape gate = gate_shape<T>(shape, gate_weight, hidden_weight, key);
   const int64_t steps = shape.steps, rows = shape.rows, size = shape.size;
-  const int64_t num_blocks = gate.scores, kept = gates.size(2), tokens = steps * rows;
+  const Selection choice = selection_of(selection);
+  const TopK spec = top_k_spec(gate.scores, choice.open_blocks, choice.groups, normalise);
+  const int64_t num_blocks = gate.scores, kept = spec.groups * spec.open_blocks;
+  const int64_t tokens = steps * rows;
   const Dense<T> w = dense_of<T>(weight, "weight", 2);
   const Dense<T> gate_w = dense_of<T>(gate_weight, "gate_weight", 2);
   const Dense<T> hidden_w = hidden_weight ? dense_of<T>(*hidden_weight, "hidden_weight", 2) : gate_w;
@@ -89,7 +93,7 @@ Results lstm_backward(const Tensor& weight, const Tensor& gate_weight,
     const Buffer<T> packed = pack_input_grad(grid, w.data);
     const Buffer<T> grad_gates(rows * kept);
     const auto& kernel = typed_kernels<T>();
-    const TopK spec{gate.scores, kept, 1, normalise_of(normalise)};
+    const Buffer<int64_t> all_runners(rows * spec.groups);
     // Through the cell of step t, for one row.
     const auto cell_task = [&](int64_t t, int64_t row) {
       const int64_t at = t * rows * size;
@@ -106,17 +110,21 @@ Results lstm_backward(const Tensor& weight, const Tensor& gate_weight,
       T* grad_score = data_of<T>(grad_scores) + token * gate.scores;
       std::memset(grad_score, 0, gate.scores * sizeof(T));
       const int64_t* chosen = index.data + token * kept;
+      int64_t* runners = all_runners.get() + row * spec.groups;
       kernel.top_k_backward(spec, grad_gates.get() + row * kept, score.data + token * gate.scores,
-                            value.data + token * kept, chosen, grad_score);
+                            value.data + token * kept, chosen, grad_score, runners);
+      const auto add_scores = [&](T* to) {
+        kernel.add_rows(gate_w.data, gate.scored, grad_score, chosen, kept, to);
+        // With all blocks open the runner-up is one of the chosen.
+        if (spec.normalise == Normalise::margin && kept < gate.scores)
+          kernel.add_rows(gate_w.data, gate.scored, grad_score, runners, spec.groups, to);
+      };
       T* grad_key = data_of<T>(grad_h) + row * size + gate.key.offset;
-      if (!hidden_weight) {
-        kernel.add_rows(gate_w.data, gate.scored, grad_score, chosen, kept, grad_key);
-        return;
-      }
+      if (!hidden_weight) return add_scores(grad_key);
       T* grad = data_of<T>(grad_hidden) + token * gate.scored;
       const T* values = hidden_layer.data + token * gate.scored;
       std::memset(grad, 0, gate.scored * sizeof(T));
-      kernel.add_rows(gate_w.data, gate.scored, grad_score, chosen, kept, grad);
+      add_scores(grad);
       for (int64_t i = 0; i < gate.scored; ++i) grad[i] = values[i] <= 0 ? T(0) : grad[i];
       kernel.add_rows(hidden_w.data, gate.key.size, grad, nullptr, gate.scored, grad_key);
     };
@@ -165,11 +173,11 @@ Results gated_lstm_backward(const Tensor& weight, const Tensor& gate_weight,
                             const Tensor& gates, const Tensor& indices,
                             const std::optional<Tensor>& grad_output,
                             const std::optional<Tensor>& grad_c_n, Integers key, Integers block,
-                            const std::string& normalise, bool need_weight) {
+                            Integers selection, const std::string& normalise, bool need_weight) {
   return with_float_type(weight, "weight", [&](auto zero) {
     return lstm_backward<decltype(zero)>(weight, gate_weight, hidden_weight, h0, c0, output, cells,
                                          activations, hidden, scores, gates, indices, grad_output,
-                                         grad_c_n, key, block, normalise, need_weight);
+                                         grad_c_n, key, block, selection, normalise, need_weight);
   });
 }
 

@@ -28,26 +28,29 @@ std::tuple<Tensor, Tensor> topk_gates(const Tensor& scores, Integers selection,
 }
 
 Tensor topk_gates_backward(const Tensor& grad_gates, const Tensor& scores, const Tensor& gates,
-                           const Tensor& indices, const std::string& normalise) {
+                           const Tensor& indices, Integers selection,
+                           const std::string& normalise) {
+  const Selection chosen = selection_of(selection);
   return with_float_type(scores, "scores", [&](auto zero) {
     using T = decltype(zero);
     const Rows<T> rows = rows_of<T>(scores, "scores");
     const Dense<T> grad = dense_of<T>(grad_gates, "grad_gates", 2);
     const Dense<T> gate = dense_of<T>(gates, "gates", 2);
     const Dense<int64_t> index = dense_of<int64_t>(indices, "indices", 2);
-    const int64_t kept = gates.size(1);
+    const TopK spec = top_k_spec(rows.width, chosen.open_blocks, chosen.groups, normalise);
+    const int64_t kept = spec.groups * spec.open_blocks;
     for (const auto& [t, name] : {std::pair{&grad_gates, "grad_gates"}, {&gates, "gates"},
                                   {&indices, "indices"}}) {
       check_size(*t, name, 0, rows.count);
       check_size(*t, name, 1, kept);
     }
-    const TopK spec{rows.width, kept, 1, normalise_of(normalise)};
     const Tensor result = empty_tensor({rows.count, rows.width}, SCALAR_TYPE<T>);
     T* out = data_of<T>(result);
     const auto& kernel = typed_kernels<T>();
     const int64_t parts = row_parts(rows.count, rows.width);
     std::atomic<int64_t> bad{-1};
     run_tasks(parts, parts, [&](int64_t part) {
+      const Buffer<int64_t> runners(spec.groups);
       for (int64_t t = rows.count * part / parts; t < rows.count * (part + 1) / parts; ++t) {
         for (int64_t i = t * kept; i < (t + 1) * kept; ++i)
           if (uint64_t(index.data[i]) >= uint64_t(rows.width)) {
@@ -56,7 +59,8 @@ Tensor topk_gates_backward(const Tensor& grad_gates, const Tensor& scores, const
           }
         std::memset(out + t * rows.width, 0, rows.width * sizeof(T));
         kernel.top_k_backward(spec, grad.data + t * kept, rows.data + t * rows.stride,
-                              gate.data + t * kept, index.data + t * kept, out + t * rows.width);
+                              gate.data + t * kept, index.data + t * kept, out + t * rows.width,
+                              runners.get());
       }
     });
     STD_TORCH_CHECK(bad < 0, "indices: expected block indices in [0, ", rows.width, "), got ",

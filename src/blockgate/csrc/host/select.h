@@ -14,7 +14,8 @@ namespace blockgate {
 inline Normalise normalise_of(const std::string& name) {
   if (name == "mean") return Normalise::mean;
   if (name == "rms") return Normalise::rms;
-  STD_TORCH_CHECK(name == "none", "normalise: expected mean, rms or none, got ", name);
+  if (name == "margin") return Normalise::margin;
+  STD_TORCH_CHECK(name == "none", "normalise: expected mean, rms, margin or none, got ", name);
   return Normalise::none;
 }
 

@@ -7,7 +7,7 @@
 #include "isa/quantise.h"
 #include "isa/step.h"
 #include "isa/stream.h"
-#include "isa/topk.h"
+#include "isa/margin.h"
 #include "isa/weight_grad.h"
 
 namespace blockgate::BLOCKGATE_ISA {

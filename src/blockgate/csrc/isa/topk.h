@@ -85,7 +85,8 @@ struct Threshold {
 template <class K>
 BLOCKGATE_INLINE Threshold<K> find_threshold(const K* keys, int64_t count, int64_t kept,
                                              KeyRange<K> range) {
-  // Invariant: at least `kept` keys are >= low; fewer, namely `above`, are >= high.
+  // Invariant: at least `kept` keys are >= low; fewer, namely `above`, are >= high. No key is the
+  // highest there is, and differences are taken in more bits than keys have, or in halves.
   K low = range.lowest, high = range.highest + 1;
   int64_t above = 0;
   if (low == 0 && high > 1) {
@@ -98,8 +99,9 @@ BLOCKGATE_INLINE Threshold<K> find_threshold(const K* keys, int64_t count, int64
       above = positive;
     }
   }
-  while (high - low > 1) {
-    const K middle = low + (high - low) / 2;
+  while (low + 1 < high) {
+    // The mean, rounded down, of numbers whose difference may not fit.
+    const K middle = (low & high) + ((low ^ high) >> 1);
     const int64_t found = count_at_least<K>(keys, count, middle);
     if (found == kept) return {K(middle - 1), 0};
     if (found > kept) {
@@ -212,18 +214,21 @@ BLOCKGATE_INLINE double gate_scale(const Moments& m, int64_t scores, Normalise n
   if (m.sum == 0) return 0;
   switch (normalise) {
     case Normalise::mean: return double(scores) / m.sum;
+    case Normalise::margin:
     case Normalise::rms: return 1.0 / __builtin_sqrt(m.squares / double(scores));
     default: return 1;
   }
 }
 
-template <class T>
-void top_k(const TopK& spec, const T* scores, T* gates, int64_t* indices, T* scratch) {
+// `select` selects in one group: select_group, or another that keeps other values.
+template <class T, class Select>
+BLOCKGATE_INLINE void top_k_by(const Select& select, const TopK& spec, const T* scores, T* gates,
+                               int64_t* indices, T* scratch) {
   const int64_t group = spec.scores / spec.groups;
   Key<T>* keys = reinterpret_cast<Key<T>*>(scratch);
   for (int64_t g = 0; g < spec.groups; ++g)
-    select_group<T>(scores + g * group, group, spec.open_blocks, g * group, keys,
-                    gates + g * spec.open_blocks, indices + g * spec.open_blocks);
+    select(scores + g * group, group, spec.open_blocks, g * group, keys,
+           gates + g * spec.open_blocks, indices + g * spec.open_blocks);
   if (spec.normalise == Normalise::none) return;
   const int64_t kept = spec.groups * spec.open_blocks;
   const double scale = gate_scale(moments(gates, kept), spec.scores, spec.normalise);
@@ -231,8 +236,8 @@ void top_k(const TopK& spec, const T* scores, T* gates, int64_t* indices, T* scr
 }
 
 template <class T>
-void top_k_backward(const TopK& spec, const T* grad_gates, const T* scores, const T* gates,
-                    const int64_t* indices, T* grad_scores) {
+BLOCKGATE_INLINE void relu_backward(const TopK& spec, const T* grad_gates, const T* scores,
+                                    const T* gates, const int64_t* indices, T* grad_scores) {
   const int64_t kept = spec.groups * spec.open_blocks;
   double sum[4] = {}, squares[4] = {}, dot[4] = {};
   const auto add = [&](int64_t i, int lane) {

@@ -106,12 +106,12 @@ def _fake_backward(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, h0, c0, weight, _, gate_weight, _, hidden_weight, _, key, block, _, normalise = inputs
+    _, h0, c0, weight, _, gate_weight, _, hidden_weight, _, key, block, selection, normalise = inputs
     h, _, *intermediates = output
     ctx.mark_non_differentiable(*intermediates)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(weight, gate_weight, hidden_weight, h0, c0, h, *intermediates)
-    ctx.options = (key, block, normalise)
+    ctx.options = (key, block, selection, normalise)
 
 
 def _gradient(
@@ -167,7 +167,8 @@ define(
     "gated_lstm_backward",
     "(Tensor weight, Tensor gate_weight, Tensor? hidden_weight, Tensor h0, Tensor c0, Tensor output, "
     f"{_INTERMEDIATES}, "
-    "Tensor? grad_output, Tensor? grad_c_n, SymInt[] key, SymInt[] block, str normalise, bool need_weight) "
+    "Tensor? grad_output, Tensor? grad_c_n, SymInt[] key, SymInt[] block, SymInt[] selection, str normalise, "
+    "bool need_weight) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     kernel=reference.gated_lstm_backward,
     fake=_fake_backward,

@@ -85,6 +85,7 @@ def gated_lstm_backward(
     grad_c_n: Tensor | None,
     key: Sequence[int],
     block: Sequence[int],
+    selection: Sequence[int],
     normalise: str,
     need_weight: bool,
 ) -> tuple[Tensor, ...]:
@@ -113,7 +114,7 @@ def gated_lstm_backward(
         grad_h, _, grad_gates = gated_linear_backward(
             grad_projected[t], before[t], weight, gates[t], indices[t], block, True, False, True
         )
-        grad_scores[t] = topk_gates_backward(grad_gates, scores[t], gates[t], indices[t], normalise)
+        grad_scores[t] = topk_gates_backward(grad_gates, scores[t], gates[t], indices[t], selection, normalise)
         grad_key = grad_scores[t] @ gate_weight
         if hidden_weight is not None:
             grad_hidden[t] = torch.where(hidden[t] <= 0, 0, grad_key)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NORMALISE", "topk_gates"]
 
+# What kept scores are scaled to. The op knows "margin" too: other values, scaled to rms 1.
 NORMALISE = ("mean", "rms", "none")
 
 
@@ -31,7 +32,8 @@ def topk_gates(
         scores: before ReLU, (N, S).
         open_blocks: how many to keep in each group.
         groups: equal runs that the scores are cut into: 1, or one per row of blocks.
-        normalise: "mean" or "rms" of all S gates becomes 1; "none" leaves the scores.
+        normalise: "mean" or "rms" of all S gates becomes 1; "none" leaves the scores. "margin": the values are
+            distances to the largest score that is not kept, and their rms becomes 1.
         backend: "auto" or "reference".
     """
     return variant("topk_gates", backend)(scores, [open_blocks, groups], normalise)  # type: ignore[no-any-return]
@@ -48,7 +50,7 @@ def _fake_backward(grad: Tensor, scores: Tensor, *_: Any) -> Tensor:  # noqa: AR
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    scores, _, ctx.normalise = inputs
+    scores, ctx.selection, ctx.normalise = inputs
     gates, indices = output
     ctx.mark_non_differentiable(indices)
     ctx.save_for_backward(scores, gates, indices)
@@ -56,7 +58,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 
 def _gradient(ctx: Any, backend: str, grad: Tensor, _grad_indices: None) -> tuple[Tensor, None, None]:
     backward = variant("topk_gates_backward", backend)
-    return backward(grad, *ctx.saved_tensors, ctx.normalise), None, None
+    return backward(grad, *ctx.saved_tensors, ctx.selection, ctx.normalise), None, None
 
 
 define(
@@ -67,7 +69,7 @@ define(
 )
 define(
     "topk_gates_backward",
-    "(Tensor grad_gates, Tensor scores, Tensor gates, Tensor indices, str normalise) -> Tensor",
+    "(Tensor grad_gates, Tensor scores, Tensor gates, Tensor indices, SymInt[] selection, str normalise) -> Tensor",
     kernel=reference.topk_gates_backward,
     fake=_fake_backward,
 )

@@ -13,34 +13,76 @@ if TYPE_CHECKING:
 __all__ = ["topk_gates", "topk_gates_backward"]
 
 
+# The least value of a kept margin: scores that hardly differ then mean gates that hardly differ, and never 0 / 0.
+MARGIN_FLOOR = 0.001
+
+
 def topk_gates(scores: Tensor, selection: Sequence[int], normalise: str) -> tuple[Tensor, Tensor]:
     """Selects and normalises: raw scores (N, S) -> gates (N, E), indices (N, E) ascending, E = groups * open_blocks.
 
     `selection` is (open_blocks, groups). The S scores form `groups` equal runs (one for a global choice, r for a choice
-    per row of blocks); each keeps its `open_blocks` largest after ReLU. Selection is by index: a stable sort gives ties
-    to the lowest one.
+    per row of blocks); each keeps its `open_blocks` largest, of the scores themselves for margins, else after ReLU.
+    Selection is by index: a stable sort gives ties to the lowest one.
     """
     open_blocks, groups = selection
     rows, num_scores = scores.shape
-    by_group = torch.relu(scores).view(rows, groups, num_scores // groups)
+    by_group = scores.view(rows, groups, num_scores // groups)
+    if normalise != "margin":
+        by_group = torch.relu(by_group)
     order = torch.sort(by_group, dim=-1, descending=True, stable=True).indices
     kept = order[..., :open_blocks].sort(dim=-1).values
     first = torch.arange(groups, device=scores.device)[:, None] * (num_scores // groups)
-    values = by_group.gather(-1, kept).flatten(1)
+    values = by_group.gather(-1, kept)
+    if normalise == "margin":
+        values = values - _runner_up(by_group, order, open_blocks)
+    values = values.flatten(1)
     return values / _average(values, num_scores, normalise), (kept + first).flatten(1)
 
 
-def topk_gates_backward(grad: Tensor, scores: Tensor, gates: Tensor, indices: Tensor, normalise: str) -> Tensor:
+def topk_gates_backward(
+    grad: Tensor, scores: Tensor, gates: Tensor, indices: Tensor, selection: Sequence[int], normalise: str
+) -> Tensor:
     """Gradient of the raw scores (N, S) from the gradient of the gates (N, E)."""
-    num_scores = scores.shape[1]
-    values = torch.relu(scores.gather(1, indices))
+    open_blocks, groups = selection
+    rows, num_scores = scores.shape
+    values = scores.gather(1, indices)
+    by_group = scores.view(rows, groups, num_scores // groups)
+    order = torch.sort(by_group, dim=-1, descending=True, stable=True).indices
+    if normalise == "margin":
+        values = (values.view(rows, groups, -1) - _runner_up(by_group, order, open_blocks)).flatten(1)
+    else:
+        values = torch.relu(values)
     if normalise != "none":
         # With S entries of mean (or mean square) 1, moving one score moves the common divisor by this much.
         shared = (grad * gates).sum(-1, keepdim=True) / num_scores
         divisor = shared if normalise == "mean" else gates * shared
         grad = (grad - divisor) / _average(values, num_scores, normalise)
     kept = torch.where(values == 0, 0, grad)
-    return torch.zeros_like(scores).scatter(1, indices, kept)
+    result = torch.zeros_like(scores).scatter(1, indices, kept)
+    if normalise == "margin":
+        # Moving the runner-up moves every value of its group the other way.
+        size = order.shape[-1]
+        runner = order[..., min(open_blocks, size - 1), None]
+        moved = -kept.view(rows, groups, -1).sum(-1, keepdim=True)
+        result = result.view_as(by_group).scatter_add(-1, runner, moved)
+        if open_blocks == size:
+            result = result.scatter_add(-1, runner, moved / size).scatter_add(-1, order[..., :1], -moved / size)
+        result = result.view_as(scores)
+    return result
+
+
+def _runner_up(by_group: Tensor, order: Tensor, open_blocks: int) -> Tensor:
+    """What the kept scores of every group are measured from, (N, groups, 1): the largest score that is not kept.
+
+    And a little less. With all blocks open there is none; a number that lies an average step below the lowest score
+    takes its place.
+    """
+    size = by_group.shape[-1]
+    lowest = by_group.gather(-1, order[..., min(open_blocks, size - 1), None])
+    if open_blocks < size:
+        return lowest - MARGIN_FLOOR
+    step = (by_group.gather(-1, order[..., :1]) - lowest) / size
+    return lowest - step - MARGIN_FLOOR
 
 
 def _average(values: Tensor, num_scores: int, normalise: str) -> Tensor:
