@@ -66,7 +66,7 @@ def change_data(layer):
 
 
 def change_data_again_and_again(layer):
-    for _ in range(20):  # the freed memory of one may become that of the next
+    for _ in range(200):  # the freed memory of one may become that of the next
         layer.weight.data = torch.randn_like(layer.weight)
 
 
@@ -123,7 +123,7 @@ def test_renewed_copies_give_the_old_memory_back():
             return int(file.read().split()[1]) * 4096
 
     layer, x = make(512, 512, block_size=64), torch.randn(1, 512)  # a packed copy takes 1 MiB
-    for _ in range(20):
+    for _ in range(200):
         layer.weight.mul_(1.0)
         layer(x)
     before = resident()

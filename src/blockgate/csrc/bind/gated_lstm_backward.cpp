@@ -48,7 +48,8 @@ Results lstm_backward(const Tensor& weight, const Tensor& gate_weight,
   const GateShape gate = gate_shape<T>(shape, gate_weight, hidden_weight, key);
   const int64_t steps = shape.steps, rows = shape.rows, size = shape.size;
   const Selection choice = selection_of(selection);
-  const TopK spec = top_k_spec(gate.scores, choice.open_blocks, choice.groups, normalise);
+  const TopK spec = top_k_spec(gate.scores, choice.open_blocks, choice.groups,
+                               normalise_of(normalise));
   const int64_t num_blocks = gate.scores, kept = spec.groups * spec.open_blocks;
   const int64_t tokens = steps * rows;
   const Dense<T> w = dense_of<T>(weight, "weight", 2);

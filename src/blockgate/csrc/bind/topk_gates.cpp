@@ -37,7 +37,7 @@ Tensor topk_gates_backward(const Tensor& grad_gates, const Tensor& scores, const
     const Dense<T> grad = dense_of<T>(grad_gates, "grad_gates", 2);
     const Dense<T> gate = dense_of<T>(gates, "gates", 2);
     const Dense<int64_t> index = dense_of<int64_t>(indices, "indices", 2);
-    const TopK spec = top_k_spec(rows.width, chosen.open_blocks, chosen.groups, normalise);
+    const TopK spec = top_k_spec(rows.width, chosen.open_blocks, chosen.groups, normalise_of(normalise));
     const int64_t kept = spec.groups * spec.open_blocks;
     for (const auto& [t, name] : {std::pair{&grad_gates, "grad_gates"}, {&gates, "gates"},
                                   {&indices, "indices"}}) {

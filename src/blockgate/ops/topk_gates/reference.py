@@ -49,7 +49,7 @@ def topk_gates_backward(
     by_group = scores.view(rows, groups, num_scores // groups)
     order = torch.sort(by_group, dim=-1, descending=True, stable=True).indices
     if normalise == "margin":
-        values = (values.view(rows, groups, -1) - _runner_up(by_group, order, open_blocks)).flatten(1)
+        values = (values.view(rows, groups, open_blocks) - _runner_up(by_group, order, open_blocks)).flatten(1)
     else:
         values = torch.relu(values)
     if normalise != "none":
@@ -63,7 +63,7 @@ def topk_gates_backward(
         # Moving the runner-up moves every value of its group the other way.
         size = order.shape[-1]
         runner = order[..., min(open_blocks, size - 1), None]
-        moved = -kept.view(rows, groups, -1).sum(-1, keepdim=True)
+        moved = -kept.view(rows, groups, open_blocks).sum(-1, keepdim=True)
         result = result.view_as(by_group).scatter_add(-1, runner, moved)
         if open_blocks == size:
             result = result.scatter_add(-1, runner, moved / size).scatter_add(-1, order[..., :1], -moved / size)
