@@ -51,7 +51,7 @@ class GateSpec:
     gate_hidden: int | None = None
     """Width of a hidden ReLU layer in the gate; None for none, as in the paper."""
     gate: str = "topk"
-    """"topk", "eq1" (the paper's: topk with mean and global), "margin", "softmax_sum", "sigmoid", or a kind of yours."""
+    """"topk", "eq1" (the paper's: topk with mean and global), "margin", "softmax_sum", "sigmoid", or one of yours."""
     normalise: str | None = None
     """Of topk, what the gates are scaled to: "rms" 1 (if unset), "mean" 1, or "none"."""
     select: str | None = None
