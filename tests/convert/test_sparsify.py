@@ -261,7 +261,7 @@ def test_every_layer_is_gated_or_has_a_reason(widths, block, left_out):
         ({"sparsity": 1.0}, "sparsity: expected a number in [0, 1), got 1.0"),
         ({"block_size": 0}, "block_size (out): expected a positive int, got 0"),
         ({"key_size": 100}, "layer 'first': key_size: expected an int from 1 to 64"),
-        ({"gate": "fancy"}, "layer 'first': gate: expected one of ('sigmoid', "),
+        ({"gate": "fancy"}, "layer 'first': gate: expected one of ('topk', 'eq1', "),
         ({"device": "cpu"}, "option: expected one of ('block_size', 'sparsity', "),
         (
             {"options": {"second": {"spasity": 0.5}}},
