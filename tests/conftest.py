@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 
 # Virtual machines may announce matrix units that kill the process when oneDNN uses them, as torch's own bfloat16
 # products do. Before torch is imported, and for every process that a test starts.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # A graph that torch compiled for an older version of our ops, and kept on the disk, would be run instead of ours.
-os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+COMPILED = tempfile.TemporaryDirectory(prefix="blockgate-tests-", ignore_cleanup_errors=True)
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = COMPILED.name
 
 import pytest
 import torch
