@@ -50,25 +50,33 @@ class Followed(Generic[Value]):
     """
 
     def __init__(self) -> None:
-        self._state: tuple[list[int], Value | Refusal, tuple[object, ...], list[Tensor]] | None = None
+        # The identities of the objects, the state of the copied tensors, the value, and what keeps both alive: held
+        # objects and held memory keep their ids and addresses from being given to others.
+        self._state: tuple[list[int], list[int], Value, list[Tensor], tuple[object, ...]] | None = None
 
     def get(
-        self, objects: tuple[object, ...], copied: Sequence[Tensor], make: Callable[[], Value | Refusal]
+        self,
+        objects: tuple[object, ...],
+        copied: Callable[[], list[Tensor]],
+        make: Callable[[], Value | Refusal],
     ) -> Value | Refusal:
-        """The value for these objects, from `make` if it isn't there or is stale. Runs before every small product."""
-        marks = [*map(id, objects)]
-        for t in copied:
-            address = t.data_ptr()
-            # A tensor made in inference mode counts no versions; asking would raise, which takes long.
-            marks += (address, -1 if t.is_inference() else t._version, _steps.get(address, 0))
-        state = self._state
-        if state is not None and state[0] == marks:
-            return state[1]
-        _watch_optimizers(copied)
-        value = make()
-        # Holding objects and memory keeps their ids and addresses from being given to others.
-        self._state = (marks, value, objects, [t.detach() for t in copied])
-        return value
+        """The value for these objects, from `make` if it isn't there or is stale. Runs before every small product.
+
+        `copied` tells which tensors, among the objects, a value copies.
+        """
+        ids, state = [*map(id, objects)], self._state
+        if state is not None and state[0] == ids and state[1] == _contents(state[3]):
+            return state[2]
+        # The old value goes first: its memory may serve for the new one.
+        self._state = state = None
+        made = make()
+        if isinstance(made, Refusal):
+            return made
+        tensors = copied()
+        _watch_optimizers(tensors)
+        memory = tuple(t.detach() for t in tensors)
+        self._state = (ids, _contents(tensors), made, tensors, (objects, memory))
+        return made
 
     def drop(self) -> None:
         """Forgets the value."""
@@ -76,6 +84,15 @@ class Followed(Generic[Value]):
 
     def __reduce__(self) -> tuple[type[Followed[Any]], tuple[()]]:
         return Followed, ()
+
+
+def _contents(tensors: list[Tensor]) -> list[int]:
+    """Numbers that change whenever the content of a tensor does, as far as torch can see it."""
+    found: list[int] = []
+    for t in tensors:
+        address = t.data_ptr()
+        found += (address, t._version, _steps.get(address, 0))
+    return found
 
 
 def versions_refusal(copied: Sequence[Tensor]) -> Refusal | None:

@@ -89,14 +89,17 @@ class RunnableLinear(nn.Module, GatedLinear):
         refusal = input_refusal(x) or watcher_refusal(gate) or shadow_refusal(self)
         if refusal is not None:
             return refusal
-        copied = copied_of(parameters.get("weight"), gate)
         objects = (*parameters.values(), type(gate), gate._spec, *gate._parameters.values())
-        return self._copy.get(objects, copied, self._prepare)
+        return self._copy.get(objects, self._copied, self._prepare)
+
+    def _copied(self) -> list[Tensor]:
+        """The tensors that preparing the layer copies."""
+        return copied_of(self.weight, self.gate)
 
     def _prepare(self) -> PreparedLinear | Refusal:
         refusal = weights_refusal(self, ("weight", "bias")) or gate_refusal(self.gate)
         refusal = refusal or memory_refusal((self.weight, self.bias, *self.gate.parameters()))
-        refusal = refusal or versions_refusal(copied_of(self.weight, self.gate))
+        refusal = refusal or versions_refusal(self._copied())
         if refusal is not None:
             return refusal
         return PreparedLinear.copy_of(self._matrix(), self.bias, self.gate)

@@ -156,7 +156,7 @@ class RunnableLSTM(nn.Module):
         objects: list[object] = [*self._parameters.values()]
         for gate in gates:
             objects += (type(gate), gate._spec, *gate._parameters.values())
-        return self._copy.get(tuple(objects), self._copied(), self._prepare)
+        return self._copy.get(tuple(objects), self._copied, self._prepare)
 
     def _copied(self) -> list[Tensor]:
         """The tensors that preparing the layers copies."""
