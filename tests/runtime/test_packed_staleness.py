@@ -36,6 +36,12 @@ def load_gate(packed):
     packed.gate.load_state_dict(layer(1).gate.state_dict())
 
 
+def load_gate_without_sparsity(packed):
+    state = layer(1).gate.state_dict()
+    del state["sparsity"]
+    packed.gate.load_state_dict(state)
+
+
 def assign_gate(packed):
     packed.gate.load_state_dict(layer(1).gate.state_dict(), assign=True)
 

@@ -5,7 +5,7 @@
 
 namespace blockgate {
 
-// Outputs per panel of the packed layout: block -> panels -> k -> 16 outputs contiguous.
+// Outputs per panel of the packed layout: block -> panels -> k, or a pair of k -> 16 outputs.
 inline constexpr int64_t PANEL = 16;
 
 // For a from 0 and b from 1, however large.

@@ -2,7 +2,7 @@
 //
 // Inputs are bounded so that no sum can overflow (see largest_steps). Exact sums have no
 // order, so tiles, threads and instruction sets agree on every bit. Two k are multiplied and added
-// at once, so weights come in pairs of k: stored ones are interleaved on load, expanded ones lie
+// at once, so weights come in pairs of k: int8 is interleaved on load, int4 is stored so, expanded ones lie
 // as [k / 2][16 outputs][2], outputs in the order of PanelPairs. A lone last k is paired with an
 // input of 0.
 #pragma once
