@@ -48,6 +48,10 @@ def perplexity(model, text):
 
 @pytest.fixture(scope="module")
 def trained():
+    return train_model()
+
+
+def train_model():
     torch.manual_seed(0)
     text = real_english()
     split = int(0.9 * len(text))
