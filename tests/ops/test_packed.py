@@ -152,3 +152,20 @@ def test_wrong_groups_and_formats_are_refused(op, arguments, message):
     tensors = (weight,) if op == "pack_blocks" else (x, *packed.pack_blocks(weight, (8, 8), "float32"))
     with pytest.raises(RuntimeError, match=re.escape(message)):
         getattr(packed, op)(*tensors, *arguments)
+
+
+@pytest.mark.skipif(native.unavailable_reason() is not None, reason="native kernels are not built")
+def test_sizes_near_the_largest_integer_do_not_wrap():
+    largest = 2**63 - 1
+    weight, ops = torch.randn(20, 12), torch.ops.blockgate
+    # One block that is larger than the weight, however much larger.
+    blocks, scale = ops.pack_blocks(weight, [largest, largest], "float32")
+    assert blocks.shape == (1, 2, 12, 16)
+    torch.testing.assert_close(ops.unpack_blocks(blocks, scale, [20, 12, largest, largest], "float32"), weight)
+    gate, _ = ops.pack_blocks(torch.randn(1, 5), [1, 5], "float32")
+    with pytest.raises(
+        RuntimeError, match=f"key: expected a part of the 12 input features, got 5 from {largest}"
+    ):
+        ops.prepare_dynamic_linear(
+            blocks, scale, None, [20, 12, 20, 12], "float32", gate, None, None, None, [largest, 5], 1, "rms"
+        )
