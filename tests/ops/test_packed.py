@@ -163,9 +163,7 @@ def test_sizes_near_the_largest_integer_do_not_wrap():
     assert blocks.shape == (1, 2, 12, 16)
     torch.testing.assert_close(ops.unpack_blocks(blocks, scale, [20, 12, largest, largest], "float32"), weight)
     gate, _ = ops.pack_blocks(torch.randn(1, 5), [1, 5], "float32")
-    with pytest.raises(
-        RuntimeError, match=f"key: expected a part of the 12 input features, got 5 from {largest}"
-    ):
+    with pytest.raises(RuntimeError, match=f"key: expected a part of the 12 input features, got 5 from {largest}"):
         ops.prepare_dynamic_linear(
             blocks, scale, None, [20, 12, 20, 12], "float32", gate, None, None, None, [largest, 5], 1, "rms"
         )
