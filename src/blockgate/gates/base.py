@@ -173,6 +173,11 @@ class Gate(CountsChanges, ABC):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Compact gates and block indices, (N, E) each, for x (N, in_features)."""
 
+    def decide(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """What layers call: as `forward`, for kinds that look at the weight (out_features, in_features) too."""
+        gates: tuple[Tensor, Tensor] = self(x)
+        return gates
+
     @abstractmethod
     def count_open(self, sparsity: float) -> int:
         """How many blocks (per group, where the gate chooses in groups) a sparsity opens; raises if it can't."""

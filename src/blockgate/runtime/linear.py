@@ -56,8 +56,9 @@ class RunnableLinear(nn.Module, GatedLinear):
         if autocast is not None:
             # Gate and product stay in the parameters' precision; only the result takes autocast's type.
             rows = rows.to(self.weight.dtype)
-        gates, indices = self.gate(rows)
-        y = gated_linear(rows, self._matrix(), self.bias, gates, indices, self.grid.block, backend=self.backend)
+        weight = self._matrix()
+        gates, indices = self.gate.decide(rows, weight)
+        y = gated_linear(rows, weight, self.bias, gates, indices, self.grid.block, backend=self.backend)
         if autocast is not None:
             y = y.to(autocast)
         return y.view(*x.shape[:-1], self.out_features)

@@ -60,7 +60,7 @@ class GatedMatrix(NamedTuple):
 
     def product(self, rows: Tensor) -> Tensor:
         """The gated product (R, 4H) of rows (R, in)."""
-        gates, indices = self.gate(rows)
+        gates, indices = self.gate.decide(rows, self.weight)
         return gated_linear(rows, self.weight, self.bias, gates, indices, self.grid.block, backend=self.gate.backend)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from blockgate.lab.models import LanguageModel, count_costs
 from blockgate.lab.reproduce import EXPERIMENTS, SCALES, Arm, arms_of, choose_arms, experiments, run_of
 from blockgate.lab.reproduce.experiments import PAPER
 from blockgate.lab.reproduce.experiments.ablations import ABLATIONS, DENSE_CHANGES, PRUNED_CHANGES
+from blockgate.lab.reproduce.experiments.gates import merit_section
 from blockgate.lab.training import shipped_configs
 from blockgate.lab.training.config import RampConfig, run_to_plain
 from tests.helpers import raises_blockgate
@@ -236,3 +238,43 @@ def test_every_file_of_the_folder_is_an_experiment_that_the_command_knows(capsys
         main(["reproduce", "--help"])
     help_text = capsys.readouterr().out
     assert all(name in help_text for name in EXPERIMENTS)
+
+
+def test_the_study_of_gates_has_its_controls_at_every_level():
+    for task in ("ptb-qrnn", "ptb-lstm"):
+        for percent in (50, 90):
+            wanted = [f"{task}-{kind}-no-dropout-{percent}" for kind in ("mask", "random", "oracle", "margin-thin")]
+            assert set(wanted) <= set(names("gates"))
+    base = shipped_configs()["ptb-lstm-laptop"]
+    runs = {arm.family: run_of(arm, base) for arm in arms_of("gates", "laptop") if arm.percent == 90}
+    areas = {math.prod(run.model.gate.block_size) for kind, run in runs.items() if kind != "mask"}
+    assert areas == {256}
+    assert runs["mask"].pruning.block_size == runs["oracle"].model.gate.block_size == (64, 4)
+    assert runs["margin-square"].model.gate.block_size == (16, 16)
+    assert runs["mask"].pruning.end == runs["oracle"].ramp.end == base.ramp.end
+
+
+def test_the_figure_of_merit_is_told_seed_by_seed():
+    def result(seed, perplexity):
+        facts = {"input_dependent": 0.5, "dead": 0.25}
+        return {"seed": seed, "test": {"perplexity": perplexity}, "gates": {"layer": facts}}
+
+    arms = [Arm("ptb-lstm", kind, 90) for kind in ("mask", "oracle", "margin-thin")]
+    results = {
+        "ptb-lstm-mask-90": [result(1, 130.0), result(2, 132.0)],
+        "ptb-lstm-oracle-90": [result(1, 120.0)],
+        "ptb-lstm-margin-thin-90": [result(1, 122.5), result(2, 124.0)],
+    }
+    rows = [line for line in merit_section(arms, results).splitlines() if line.startswith("| ptb-lstm")]
+    assert len(rows) == 1, "only the first seed has all three"
+    assert [cell.strip() for cell in rows[0].split("|")[3:-1]] == ([
+        "90%",
+        "1",
+        "130.00",
+        "122.50",
+        "120.00",
+        "75.0%",
+        "50.0%",
+        "25.0%",
+    ])
+    assert merit_section(arms, {}) == ""

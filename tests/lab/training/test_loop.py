@@ -263,6 +263,7 @@ def test_gate_facts_are_those_of_the_gates():
         "density": opened.mean().item(),
         "input_dependent": ((opened >= 0.05) & (opened <= 0.95)).double().mean().item(),
         "dead_blocks": (opened == 0).double().mean().item(),
+        "always_open": (opened > 0.95).double().mean().item(),
     }
     assert gate_facts(record) == pytest.approx(expected)
 

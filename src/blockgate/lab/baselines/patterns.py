@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from blockgate.grid import BlockGrid, open_blocks
 
-__all__ = ["block_mean_square", "even_pattern", "expand_blocks", "found_pattern"]
+__all__ = ["PATTERNS", "block_mean_square", "even_pattern", "expand_blocks", "found_pattern", "random_pattern"]
 
 
 def even_pattern(grid: BlockGrid, sparsity: float) -> Tensor:
@@ -23,6 +23,17 @@ def even_pattern(grid: BlockGrid, sparsity: float) -> Tensor:
     # Row i gets the cards from ceil(i * count / rows) to the next row's first.
     pattern[torch.div(cards * rows, count, rounding_mode="floor"), cards % columns] = True
     return pattern
+
+
+def random_pattern(grid: BlockGrid, sparsity: float) -> Tensor:
+    """Open blocks (r, c), drawn at random: as many in every row of blocks."""
+    count = open_blocks(sparsity, grid.in_blocks)
+    order = torch.rand(grid.out_blocks, grid.in_blocks, device="cpu").argsort(dim=1)
+    return order < count
+
+
+# Fixed patterns by name.
+PATTERNS = {"even": even_pattern, "random": random_pattern}
 
 
 def found_pattern(weight: Tensor, grid: BlockGrid) -> Tensor:

@@ -9,14 +9,14 @@ from torch.nn import functional as F
 
 from blockgate.grid import BlockGrid
 from blockgate.lab.baselines.matrices import MATRICES, Matrices
-from blockgate.lab.baselines.patterns import even_pattern, expand_blocks
+from blockgate.lab.baselines.patterns import PATTERNS, expand_blocks
 from blockgate.layers import QRNN
 
 __all__ = ["StaticBlockLSTM", "StaticBlockLinear", "StaticBlockQRNN"]
 
 
 class StaticBlockLinear(nn.Linear):
-    """nn.Linear with blocks that are closed for good, spread evenly over the weight.
+    """nn.Linear with blocks that are closed for good, spread evenly over the weight or drawn at random.
 
     Training computes the dense product with a masked weight; `to_block_inference` computes only open blocks.
 
@@ -26,6 +26,7 @@ class StaticBlockLinear(nn.Linear):
         bias: whether to add a bias.
         block_size: one int for square blocks, or (out, in).
         sparsity: share of blocks that are closed, in [0, 1).
+        pattern: one of PATTERNS, which says where they are.
         place: device and dtype.
     """
 
@@ -39,11 +40,12 @@ class StaticBlockLinear(nn.Linear):
         *,
         block_size: int | tuple[int, int] = 128,
         sparsity: float = 0.5,
+        pattern: str = "even",
         **place: Any,
     ) -> None:
         self.grid = BlockGrid(out_features, in_features, block_size)
         super().__init__(in_features, out_features, bias, **place)
-        self.register_buffer("pattern", even_pattern(self.grid, sparsity).to(self.weight.device))
+        self.register_buffer("pattern", PATTERNS[pattern](self.grid, sparsity).to(self.weight.device))
         # Closed blocks never get a gradient, so that they stay zero, and can be counted.
         self.weight.data.mul_(self.mask())
 
@@ -61,7 +63,7 @@ class StaticBlockLinear(nn.Linear):
 
 
 class StaticBlockLSTM(nn.LSTM):
-    """nn.LSTM with blocks of its matrices closed for good, spread evenly over each.
+    """nn.LSTM with blocks of its matrices closed for good, spread evenly over each or drawn at random.
 
     Args:
         input_size: features of the input.
@@ -69,6 +71,7 @@ class StaticBlockLSTM(nn.LSTM):
         num_layers: how many layers.
         block_size: one int for square blocks, or (out, in).
         sparsity: share of blocks of each matrix that are closed, in [0, 1).
+        pattern: one of PATTERNS.
         options: the other options of nn.LSTM.
     """
 
@@ -80,6 +83,7 @@ class StaticBlockLSTM(nn.LSTM):
         *,
         block_size: int | tuple[int, int] = 128,
         sparsity: float = 0.5,
+        pattern: str = "even",
         **options: Any,
     ) -> None:
         super().__init__(input_size, hidden_size, num_layers, **options)
@@ -90,7 +94,7 @@ class StaticBlockLSTM(nn.LSTM):
         }
         for name, grid in self.grids.items():
             weight = self.get_parameter(name)
-            self.register_buffer(_pattern_name(name), even_pattern(grid, sparsity).to(weight.device))
+            self.register_buffer(_pattern_name(name), PATTERNS[pattern](grid, sparsity).to(weight.device))
             weight.data.mul_(self.mask(name))
 
     def mask(self, weight: str) -> Tensor:
@@ -133,9 +137,14 @@ def _pattern_name(weight: str) -> str:
     return weight.replace("weight", "pattern", 1)
 
 
-MATRICES["static"] = Matrices(
-    linear=StaticBlockLinear,
-    lstm=StaticBlockLSTM,
-    qrnn=StaticBlockQRNN,
-    options=lambda gate: {"block_size": gate.block_size, "sparsity": gate.sparsity},
-)
+def _matrices(pattern: str) -> Matrices:
+    return Matrices(
+        linear=StaticBlockLinear,
+        lstm=StaticBlockLSTM,
+        qrnn=StaticBlockQRNN,
+        options=lambda gate: {"block_size": gate.block_size, "sparsity": gate.sparsity, "pattern": pattern},
+    )
+
+
+MATRICES["static"] = _matrices("even")
+MATRICES["random"] = _matrices("random")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from blockgate.lab.reproduce.arms import Arm
 from blockgate.lab.training import Trained
@@ -24,6 +25,7 @@ class Experiment:
         title: of the table.
         arms: its arms at a scale, in the order of its rows.
         draw: for a figure: draws it from the trained models into a folder, and returns the report in Markdown.
+        more: makes further sections of the report, in Markdown, from the arms that have results and the results.
         paper: the numbers that the paper prints, by the names of arms: test perplexity, or test error as a share.
     """
 
@@ -32,4 +34,5 @@ class Experiment:
     title: str = ""
     arms: Callable[[str], list[Arm]]
     draw: Callable[[dict[Arm, Trained], Path], str] | None = None
+    more: Callable[[Sequence[Arm], dict[str, list[dict[str, Any]]]], str] | None = None
     paper: Mapping[str, float] = field(default_factory=dict)

@@ -132,7 +132,9 @@ def _written_up(order: Order, arms: Sequence[Arm], jobs: Sequence[Job], folder: 
         points = [] if times is None else list(points_of(of_task, results, times, metric))
         if points:
             draw_quality(points, metric, folder / f"quality-{task}.png")
-    return table(EXPERIMENTS[order.experiment].title, every, results, order.scale, times)
+    experiment = EXPERIMENTS[order.experiment]
+    text = table(experiment.title, every, results, order.scale, times)
+    return text if experiment.more is None else f"{text}\n{experiment.more(every, results)}"
 
 
 def _measured_times(order: Order, models: dict[Arm, Any], before: dict[str, Any] | None) -> dict[str, Any]:

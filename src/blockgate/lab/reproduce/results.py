@@ -53,6 +53,8 @@ def measure(folder: Path) -> dict[str, Any]:
             "target_density": gate.target_density,
             "measured_density": gate.measured_density,
             **gate.shares(0.95)._asdict(),
+            # Opened by no row at all.
+            "dead": float((gate.open_counts == 0).double().mean()),
         }
         for name, gate in record.gates.items()
     }

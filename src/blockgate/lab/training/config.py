@@ -37,6 +37,8 @@ class OptimizerConfig:
     """Learning rate."""
     gate_lr: float | None = None
     """Learning rate of the gates' own weights; as the others if unset."""
+    revive: float = 0.0
+    """What the bias of a block that no row opens rises by at every update, as a share of the gates' learning rate."""
     momentum: float = 0.0
     """Of SGD."""
     weight_decay: float = 0.0

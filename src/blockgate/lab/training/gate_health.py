@@ -20,11 +20,12 @@ def has_gates(model: nn.Module) -> bool:
 
 
 def gate_facts(record: GateRecord) -> dict[str, float]:
-    """Measured density, and the shares of input-dependent and of dead blocks, over the blocks of all layers."""
+    """Measured density, and the shares of input-dependent, dead and always open blocks, over those of all layers."""
     opened = torch.cat([gate.frequency().flatten() for gate in record.gates.values() if gate.rows])
     depends = (opened >= RARELY) & (opened <= MOSTLY)
     return {
         "density": float(opened.mean()),
         "input_dependent": float(depends.double().mean()),
         "dead_blocks": float((opened == 0).double().mean()),
+        "always_open": float((opened > MOSTLY).double().mean()),
     }

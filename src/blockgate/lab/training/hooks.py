@@ -10,18 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from blockgate.gates.revive import revive_blocks
 from blockgate.lab.baselines import MagnitudePruner, prunable_weights
 from blockgate.lab.training.config import PruningConfig, RampConfig
 from blockgate.schedule import SparsityRamp
 
-__all__ = ["Hook", "PruningHook", "RampHook", "WeightAverage"]
+__all__ = ["Hook", "PruningHook", "RampHook", "ReviveHook", "WeightAverage"]
 
 
 class Hook:
     """Base of all hooks: each method does nothing. State that must survive a restart belongs in `state_dict`."""
 
     def after_update(self) -> None:
-        """Called after every optimizer step."""
+        """Called after every optimizer step, while the gradients are still there."""
 
     def after_epoch(self, score: float) -> None:
         """Called after every epoch and its validation, with the score (lower is better)."""
@@ -103,6 +104,23 @@ class RampHook(_GradualHook):
         """A step of a ramp that moves with epochs."""
         if self.every == "epoch":
             self.steps.step()
+
+
+class ReviveHook(Hook):
+    """Brings back blocks that no row opens, in steps that fall with the learning rate.
+
+    Args:
+        model: with gated layers.
+        optimizer: of `make_optimizer`, whose last group holds the gates.
+        rate: size of the steps, as a share of the gates' learning rate.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, rate: float) -> None:
+        self.model, self.optimizer, self.rate = model, optimizer, rate
+
+    def after_update(self) -> None:
+        """One step."""
+        revive_blocks(self.model, self.rate * self.optimizer.param_groups[-1]["lr"])
 
 
 class PruningHook(_GradualHook):

@@ -18,7 +18,7 @@ from blockgate.lab.training.checkpoint import BEST, LAST, load_checkpoint, save_
 from blockgate.lab.training.config import Run, differences, run_to_plain
 from blockgate.lab.training.former import hook_state
 from blockgate.lab.training.gate_health import gate_facts, has_gates
-from blockgate.lab.training.hooks import Hook, PruningHook, RampHook, WeightAverage
+from blockgate.lab.training.hooks import Hook, PruningHook, RampHook, ReviveHook, WeightAverage
 from blockgate.lab.training.launch import check_run, deferred_interrupt, launch
 from blockgate.lab.training.logs import RunLog
 from blockgate.lab.training.optimizer import LearningRate, make_optimizer
@@ -93,6 +93,8 @@ class _Training:
         if self.run.ramp.end and has_gates(self.module):
             sparsity = self.run.model.gate.sparsity  # type: ignore[attr-defined]
             hooks.append(RampHook(self.module, sparsity, self.run.ramp, updates))
+        if self.run.optimizer.revive:
+            hooks.append(ReviveHook(self.module, self.optimizer, self.run.optimizer.revive))
         if self.run.pruning.sparsity:
             hooks.append(PruningHook(self.module, self.run.pruning, updates))
         if self.run.optimizer.kind == "asgd":
@@ -148,9 +150,9 @@ class _Training:
                 self.model, self.stepper, max_norm=self.run.optimizer.clip, error_if_nonfinite=False
             )
         self.stepper.step()
-        self.stepper.zero_grad()
         for hook in self.hooks:
             hook.after_update()
+        self.stepper.zero_grad()
         self.carried = step.carried
         self.sums = step.sums if self.sums is None else self.sums + step.sums
         self.index += 1

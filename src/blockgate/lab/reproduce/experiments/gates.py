@@ -1,0 +1,139 @@
+"""Gates that stay alive: rules and remedies between a static mask, which never chooses, and an oracle, which knows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from blockgate.inspect.table import markdown_table, to_percent
+from blockgate.lab.baselines.oracle import recovered
+from blockgate.lab.reproduce.arms import NO_DROPOUT, Arm, at_sparsities
+from blockgate.lab.reproduce.experiment import Experiment
+from blockgate.lab.reproduce.kinds import KINDS, SLOW_GATE_RATE, Kind, dense_run
+from blockgate.lab.training.config import PruningConfig
+from blockgate.spec import GateSpec
+
+__all__ = ["CONTROLS", "EXPERIMENT", "GATES", "merit_section", "square", "thin"]
+
+# Blocks are so many times as tall, and as thin, as square ones of the same area.
+STRETCH = 4
+
+# How often in an epoch a static mask is chosen anew while the ramp rises.
+MASKS_PER_EPOCH = 20
+
+
+def square(gate: GateSpec) -> GateSpec:
+    """The same gate with square blocks of the same area."""
+    side = math.isqrt(math.prod(gate.block_size))  # type: ignore[arg-type]
+    return replace(gate, block_size=(side, side))
+
+
+def thin(gate: GateSpec) -> GateSpec:
+    """The same gate with tall and thin blocks of the same area."""
+    height, width = square(gate).block_size  # type: ignore[misc]
+    return replace(gate, block_size=(STRETCH * height, max(1, width // STRETCH)))
+
+
+def _gated_run(
+    base: Any,
+    sparsity: float,
+    words: int = 0,  # noqa: ARG001
+    *,
+    shape: Callable[[GateSpec], GateSpec] = thin,
+    slow: bool = False,
+    revive: float = 0.0,
+    **options: Any,
+) -> Any:
+    """Gated matrices, with options of the gate in the place of the config's."""
+    gate = replace(shape(base.model.gate), sparsity=sparsity, normalise=None, **options)
+    rate = SLOW_GATE_RATE * base.optimizer.lr if slow else base.optimizer.gate_lr
+    optimizer = replace(base.optimizer, gate_lr=rate, revive=revive)
+    return replace(base, model=replace(base.model, matrices="dynamic", gate=gate), optimizer=optimizer)
+
+
+def _masked_run(base: Any, sparsity: float, words: int = 0) -> Any:  # noqa: ARG001
+    """The blocks of least magnitude are closed for good, one after the other, while gates would have their ramp."""
+    every = 1 / MASKS_PER_EPOCH
+    pruning = PruningConfig(
+        sparsity=sparsity,
+        initial=0.0,
+        begin=every,
+        end=max(every, base.ramp.end),
+        every=every,
+        block_size=thin(base.model.gate).block_size,
+    )
+    return replace(dense_run(base), pruning=pruning)
+
+
+def _random_run(base: Any, sparsity: float, words: int = 0) -> Any:  # noqa: ARG001
+    gate = replace(thin(base.model.gate), sparsity=sparsity)
+    return replace(dense_run(base), model=replace(base.model, matrices="random", gate=gate))
+
+
+CONTROLS = {
+    "mask": Kind(label="static mask by magnitude", run=_masked_run),
+    "random": Kind(label="static random mask", run=_random_run),
+    "oracle": Kind(label="oracle", run=partial(_gated_run, gate="oracle", key_size="auto", gate_hidden=None)),
+}
+GATES = {
+    "topk-square": Kind(label="topk, square blocks", run=partial(_gated_run, shape=square, gate="topk")),
+    "topk-thin": Kind(label="topk, thin blocks", run=partial(_gated_run, gate="topk")),
+    "margin-square": Kind(label="margin, square blocks", run=partial(_gated_run, shape=square, gate="margin")),
+    "margin-thin": Kind(label="margin, thin blocks", run=partial(_gated_run, gate="margin")),
+}
+KINDS.update(CONTROLS | GATES)
+
+
+def merit_section(arms: Sequence[Arm], results: dict[str, list[dict[str, Any]]]) -> str:
+    """Markdown: for each gated arm the share of oracle minus static that it recovers, seed by seed."""
+    scores = {arm: {r["seed"]: r["test"]["perplexity"] for r in results.get(arm.name, [])} for arm in arms}
+    by_place = {(arm.task, arm.family, arm.percent): arm for arm in arms}
+    rows = []
+    for arm in arms:
+        mask, oracle = (by_place.get((arm.task, kind, arm.percent)) for kind in ("mask", "oracle"))
+        if arm.family not in GATES or mask is None or oracle is None:
+            continue
+        for seed, score in scores[arm].items():
+            if seed not in scores[mask] or seed not in scores[oracle]:
+                continue
+            result = next(r for r in results[arm.name] if r["seed"] == seed)
+            gates = result["gates"].values()
+            rows.append([
+                arm.task,
+                arm.label,
+                f"{arm.percent}%",
+                str(seed),
+                *(f"{value:.2f}" for value in (scores[mask][seed], score, scores[oracle][seed])),
+                to_percent(recovered(score, scores[mask][seed], scores[oracle][seed])),
+                *(to_percent(sum(gate[fact] for gate in gates) / len(gates)) for fact in ("input_dependent", "dead")),
+            ])
+    if not rows:
+        return ""
+    head = ["task", "gate", "sparsity", "seed", "static mask", "this gate", "oracle", "recovered"]
+    return (
+        "## How much of what choosing is worth the gates recover\n\n"
+        "Test perplexity of the static mask, the gate and the oracle, and (static - gate) / (static - oracle). "
+        "Input-dependent: neither open nor closed for 95% of the test words. Dead: opened by none of them.\n\n"
+        + markdown_table([*head, "input-dependent", "dead"], rows)
+    )
+
+
+def _arms(scale: str) -> list[Arm]:
+    kinds = [f"{kind}{NO_DROPOUT}" if scale != "paper" else kind for kind in ("dense", *CONTROLS, *GATES)]
+    return [
+        arm
+        for task in ("ptb-qrnn", "ptb-lstm")
+        for arm in (Arm(task, kinds[0]), *at_sparsities(task, (50, 90), *kinds[1:]))
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="gates",
+    about="which gates stay alive, between a static mask and an oracle",
+    title="Gates that stay alive",
+    arms=_arms,
+    more=merit_section,
+)
