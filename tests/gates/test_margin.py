@@ -25,8 +25,8 @@ def test_exactly_k_open_whatever_the_signs(sparsity):
 
 
 def test_a_block_enters_from_zero():
-    gate = MarginGate(GRID, GateSpec(sparsity=0.5, key_size=None))
-    x, y = torch.randn(2, 24)
+    gate = MarginGate(BlockGrid(4, 64, (4, 1)), GateSpec(sparsity=0.9, key_size=None)).eval()
+    x, y = torch.randn(2, 64)
     before, largest = None, 0.0
     # On the way from one input to another every gate moves by little at a time, though blocks come and go.
     for step in range(2001):
@@ -70,3 +70,94 @@ def test_options():
     with raises_blockgate("normalise and select: expected neither with gate='margin', got {'normalise': 'rms'}"):
         bg.DynamicSparseLinear(16, 24, gate="margin", normalise="rms")
     assert bg.DynamicSparseLinear(64, 64, block_size=8, gate="margin").spec == GateSpec(block_size=8, gate="margin")
+
+
+def test_a_small_step_of_the_gates_hardly_moves_a_trained_layer():
+    dense = nn.Linear(256, 128)
+    layer = bg.DynamicSparseLinear.from_dense(dense, gate="margin", block_size=16, sparsity=0.0)
+    with torch.no_grad():
+        for parameter in layer.gate.parameters():
+            # What a first step of Adam at a rate of 3e-4 does.
+            parameter += 3e-4 * torch.randn_like(parameter).sign()
+    x = torch.randn(50, 256)
+    assert ((layer(x) - dense(x)).norm() / dense(x).norm()).item() < 0.05
+
+
+HIDDEN = [None, 5]
+
+
+def trained_means(gate_hidden, make=bg.DynamicSparseLinear):
+    """A layer that has seen rows with a mean of 3."""
+    layer = make(24, 16, block_size=(4, 3), sparsity=0.5, key_size=None, gate="margin", gate_hidden=gate_hidden)
+    for _ in range(400):
+        layer(3 + torch.randn(8, 4, 24))
+    return layer
+
+
+@pytest.mark.parametrize("gate_hidden", HIDDEN)
+def test_the_key_is_read_less_its_running_mean(gate_hidden):
+    gate = trained_means(gate_hidden).gate.eval()
+    assert (gate.key_mean - 3).abs().max() < 0.3
+    x = 3 + torch.randn(50, 24)
+    read = x - gate.key_mean
+    if gate_hidden:
+        read = torch.relu(read @ gate.hidden_weight.T + gate.hidden_bias) - gate.hidden_mean
+        assert (gate.hidden_mean > 0).any()
+    assert_close(gate.scores(x), read @ gate.weight.T + gate.bias)
+
+
+def test_what_all_inputs_share_reaches_the_bias_alone():
+    """The gradient of the weight is that of the key's deviations: 0 if every row is the mean."""
+    gate = trained_means(None).gate.eval()
+    gate.scores(gate.key_mean.expand(10, 24)).sum().backward()
+    assert gate.weight.grad.abs().max() < 1e-4
+    assert_close(gate.bias.grad, torch.full_like(gate.bias, 10.0))
+
+
+def test_means_move_in_training_only():
+    layer = trained_means(5).eval()
+    before = {name: mean.clone() for name, mean in layer.gate.named_buffers()}
+    layer(torch.randn(8, 24))
+    for name, mean in layer.gate.named_buffers():
+        assert torch.equal(mean, before[name])
+    layer.gate.reset_parameters()
+    assert not any(mean.any() for mean in layer.gate.buffers())
+
+
+@pytest.mark.parametrize("gate_hidden", HIDDEN)
+@pytest.mark.parametrize("make", [bg.DynamicSparseLinear, bg.DynamicSparseLSTM])
+def test_every_path_reads_the_same_key(make, gate_hidden):
+    layer = trained_means(gate_hidden, make).eval()
+    x = 3 + torch.randn(5, 4, 24)
+
+    def output(model):
+        y = model(x)
+        return y[0] if isinstance(y, tuple) else y
+
+    expected = output(layer).detach()  # op by op
+    with torch.no_grad():
+        assert_close(output(layer), expected)
+        assert_close(output(bg.pack(layer, "float32")), expected)
+        for gate in (module for module in layer.modules() if isinstance(module, MarginGate)):
+            gate.key_mean += 1.0
+            gate.bias += (gate.weight * 1.0).sum(1) if gate.hidden_weight is None else 0.0
+            if gate.hidden_weight is not None:
+                gate.hidden_bias += gate.hidden_weight.sum(1)
+        # The same function written otherwise: prepared copies follow the means.
+        assert_close(output(layer), expected)
+
+
+def test_means_are_part_of_checkpoints():
+    layer = trained_means(5)
+    other = bg.DynamicSparseLinear(24, 16, block_size=(4, 3), sparsity=0.5, key_size=None, gate="margin", gate_hidden=5)
+    other.load_state_dict(layer.state_dict())
+    x = torch.randn(6, 24)
+    assert_close(other.eval()(x), layer.eval()(x))
+
+
+@pytest.mark.parametrize("make", [bg.DynamicSparseLinear, bg.DynamicSparseLSTM])
+def test_a_layer_may_be_called_twice_before_the_gradient(make):
+    layer = make(24, 16, block_size=(4, 3), sparsity=0.5, gate="margin", gate_hidden=5)
+    outputs = [layer(torch.randn(3, 2, 24)) for _ in range(2)]
+    sum((y[0] if isinstance(y, tuple) else y).sum() for y in outputs).backward()
+    assert all(p.grad is not None for p in layer.parameters())

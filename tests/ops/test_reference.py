@@ -52,11 +52,11 @@ def test_margins_by_hand():
     scores = torch.tensor([[0.5, -1.0, 2.0, -3.0]], dtype=torch.float64)
     gates, indices = reference.topk_gates(scores, (2, 1), "margin")
     assert indices.tolist() == [[0, 2]]
-    values = torch.tensor([[1.501, 3.001]], dtype=torch.float64)  # above -1, and the floor
+    values = torch.tensor([[1.625, 3.125]], dtype=torch.float64)  # above -1, and the floor of 1 / 8
     assert_close(gates, values / (values.square().sum() / 4).sqrt())
-    # All open: the lowest value is an average step, 5 / 4, and the floor.
+    # All open: the lowest value is the floor of 1.
     gates, indices = reference.topk_gates(scores, (4, 1), "margin")
-    values = torch.tensor([[4.751, 3.251, 6.251, 1.251]], dtype=torch.float64)
+    values = torch.tensor([[4.5, 3.0, 6.0, 1.0]], dtype=torch.float64)
     assert_close(gates, values / values.square().mean().sqrt())
 
 

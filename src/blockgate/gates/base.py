@@ -6,7 +6,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,22 @@ from blockgate.grid import BlockGrid, check_sparsity
 from blockgate.ops import gate_scores
 from blockgate.spec import GateSpec
 
-__all__ = ["Gate"]
+__all__ = ["Gate", "GateNetwork"]
 
 # The options of GateSpec that only some kinds take.
 OPTIONS_OF_KINDS = ("normalise", "select")
 
 # How far a gate made for a trained dense layer starts from the value 1, in standard deviations for a unit input.
 NEAR_DENSE_SPREAD = 0.02
+
+
+class GateNetwork(NamedTuple):
+    """The small network that scores blocks: weight and bias of the scores, and of the hidden layer if there is one."""
+
+    weight: Tensor
+    bias: Tensor
+    hidden_weight: Tensor | None
+    hidden_bias: Tensor | None
 
 
 class Gate(CountsChanges, ABC):
@@ -218,10 +227,25 @@ class Gate(CountsChanges, ABC):
                 got=f"{tuple(x.shape)} on {x.device}",
                 remedy="Call the layer, which takes any leading dimensions.",
             )
-        key = x[:, self.key_offset : self.key_offset + self.key_size]
-        if self.hidden_weight is not None:
-            key = torch.relu(gate_scores(key, self.hidden_weight, self.hidden_bias, backend=self.backend))
-        return gate_scores(key, self.weight, self.bias, backend=self.backend)
+        key, network = self.key_of(x), self.network()
+        if network.hidden_weight is not None:
+            key = torch.relu(gate_scores(key, network.hidden_weight, network.hidden_bias, backend=self.backend))
+        return gate_scores(key, network.weight, network.bias, backend=self.backend)
+
+    def key_of(self, x: Tensor) -> Tensor:
+        """The features (N, key_size) that it reads of x (N, in_features)."""
+        return x[:, self.key_offset : self.key_offset + self.key_size]
+
+    def network(self) -> GateNetwork:
+        """What is multiplied with the key: its parameters, or what a kind makes of them."""
+        return GateNetwork(self.weight, self.bias, self.hidden_weight, self.hidden_bias)
+
+    def copied(self) -> list[Tensor]:
+        """The tensors of which `network` is a copy, or that native code copies; biases are read in place."""
+        return [self.weight, *([] if self.hidden_weight is None else [self.hidden_weight])]
+
+    def observe(self, x: Tensor) -> None:
+        """Told of the rows x (N, in_features) that it decides on in training, for kinds that keep count."""
 
     def dense(self, x: Tensor) -> Tensor:
         """All gates, (N, out_blocks, in_blocks), 0 where closed, for x (N, in_features)."""

@@ -1,31 +1,48 @@
-"""Gates that measure by how much a block was chosen: a block opens from 0, and no block can die by drifting."""
+"""Gates that measure by how much a block was chosen, and that read what is new in their input.
+
+Why trained gates freeze: the features they read have means, and a weight times a mean is one more bias. With Adam
+these biases, as many as there are features, all move at once, so that a gate learns which blocks are good for all
+inputs long before it learns which are good for this one. Here the key is read less its running mean, and only the bias
+itself, which moves slowly, says what all inputs have in common.
+"""
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor
 
+from blockgate.gates.base import GateNetwork
 from blockgate.gates.registry import register_gate
 from blockgate.gates.topk import TopKGate
+from blockgate.grid import BlockGrid
+from blockgate.ops import gate_scores
 from blockgate.spec import GateSpec
 
 __all__ = ["MarginGate"]
 
-# How far the scores of a gate made for a trained dense layer lie apart, in standard deviations for a unit input: far
-# less than the floor that the rule adds where all blocks are open.
-NEAR_DENSE_SPREAD = 2e-5
+# How far a running mean moves towards the mean of a batch.
+MOMENTUM = 0.02
+
+# The mean of a hidden layer is taken over at most this many rows of a batch: it costs work to know it.
+HIDDEN_ROWS = 128
 
 
 @register_gate
 class MarginGate(TopKGate):
     """Opens the k largest scores; a gate is the distance to the largest score that stays closed, scaled to rms 1.
 
-    Exactly k blocks open, whatever the signs of the scores. A block that is about to change has the value 0, adding a
-    constant to all scores changes nothing, and the runner-up gets a gradient: so blocks come and go without a jump, and
-    a closed block is pulled in as soon as the open ones lose by it.
+    Exactly k blocks open, whatever the signs of the scores. Adding a constant to all scores changes nothing, and the
+    runner-up gets a gradient. Where few blocks open, one that is about to change has a value near 0, so that blocks
+    come and go without a jump; with all open the least value is 1, so that the gates of a layer that was trained
+    without start near 1. In between, this floor falls with the cube of the density.
 
     Args as in `Gate`; `GateSpec.select` is an option of this kind.
+
+    Attributes:
+        key_mean: (key_size) running mean of the key, counted in training.
+        hidden_mean: (hidden_size) the same of the hidden layer, or None.
     """
 
     kind = "margin"
@@ -33,11 +50,62 @@ class MarginGate(TopKGate):
     own_options = frozenset({"select"})
     native = True
 
+    key_mean: Tensor
+    hidden_mean: Tensor | None
+
+    def __init__(self, grid: BlockGrid, spec: GateSpec, **place: Any) -> None:
+        super().__init__(grid, spec, **place)
+        weights = [weight for weight, _ in reversed(self._layers())]
+        for name, weight in zip(("key_mean", "hidden_mean"), (*weights, None), strict=False):
+            self.register_buffer(name, None if weight is None else torch.zeros_like(weight[0]))
+
     def _take(self, spec: GateSpec) -> None:
         super()._take(spec)
         self._normalise = "margin"
 
-    def reset_near_dense(self) -> None:
-        """Scores that differ by little: with all blocks open gates are then near 1."""
-        self.reset_parameters()
-        nn.init.normal_(self.weight, std=NEAR_DENSE_SPREAD / math.sqrt(self.weight.shape[1]))
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Compact gates and ascending block indices, (N, groups * open_blocks), for x (N, in_features)."""
+        if self.training:
+            self.observe(x)
+        return super().forward(x)
+
+    def network(self) -> GateNetwork:
+        """The parameters, with W (key - mean) + b written as W key + (b - W mean)."""
+        if self.hidden_weight is None or self.hidden_bias is None or self.hidden_mean is None:
+            return GateNetwork(self.weight, _centred(self.bias, self.weight, self.key_mean), None, None)
+        return GateNetwork(
+            self.weight,
+            _centred(self.bias, self.weight, self.hidden_mean),
+            self.hidden_weight,
+            _centred(self.hidden_bias, self.hidden_weight, self.key_mean),
+        )
+
+    def copied(self) -> list[Tensor]:
+        """All of it: the biases that native code reads are made here."""
+        return [*self.parameters(), *self.buffers()]
+
+    @torch.no_grad()
+    def observe(self, x: Tensor) -> None:
+        """Moves the running means towards those of the rows x (N, in_features)."""
+        if not len(x):
+            return
+        key = self.key_of(x).to(self.key_mean.dtype)
+        if self.hidden_mean is not None:
+            _, _, weight, bias = self.network()
+            assert weight is not None
+            some = key[:: -(-len(key) // HIDDEN_ROWS)].contiguous()
+            hidden = torch.relu(gate_scores(some, weight, bias, backend=self.backend))
+            self.hidden_mean.lerp_(hidden.mean(0), MOMENTUM)
+        self.key_mean.lerp_(key.mean(0), MOMENTUM)
+
+    def reset_parameters(self) -> None:
+        """Fresh weights, and means that nothing is known of."""
+        super().reset_parameters()
+        for mean in self.buffers():
+            mean.zero_()
+
+
+def _centred(bias: Tensor, weight: Tensor, mean: Tensor) -> Tensor:
+    """bias - weight @ mean, in the precision of the parameters under autocast too, which would lower that of `@`."""
+    # A copy: the running mean moves on before the gradient is asked for.
+    return bias - (weight * mean.clone()).sum(1)

@@ -90,7 +90,7 @@ class RunnableLinear(nn.Module, GatedLinear):
         refusal = input_refusal(x) or watcher_refusal(gate) or shadow_refusal(self)
         if refusal is not None:
             return refusal
-        objects = (*parameters.values(), type(gate), gate._spec, *gate._parameters.values())
+        objects = (*parameters.values(), type(gate), gate._spec, *gate._parameters.values(), *gate._buffers.values())
         return self._copy.get(objects, self._copied, self._prepare)
 
     def _copied(self) -> list[Tensor]:

@@ -155,7 +155,7 @@ class RunnableLSTM(nn.Module):
             return refusal
         objects: list[object] = [*self._parameters.values()]
         for gate in gates:
-            objects += (type(gate), gate._spec, *gate._parameters.values())
+            objects += (type(gate), gate._spec, *gate._parameters.values(), *gate._buffers.values())
         return self._copy.get(tuple(objects), self._copied, self._prepare)
 
     def _copied(self) -> list[Tensor]:
@@ -197,15 +197,16 @@ def _must_be_called(gate: Gate) -> Refusal | None:
 def _all_steps(sums: Tensor, state: LSTMState, recurrent: GatedMatrix) -> tuple[Tensor, LSTMState]:
     """The recurrence of one layer in one op: sums (T, N, 4H) of the input's products to output (T, N, H)."""
     gate = cast("TopKGate", recurrent.gate)
+    network = gate.network()
     output, c = gated_lstm(
         sums,
         *state,
         recurrent.weight,
         recurrent.bias,
-        gate.weight,
-        gate.bias,
-        gate.hidden_weight,
-        gate.hidden_bias,
+        network.weight,
+        network.bias,
+        network.hidden_weight,
+        network.hidden_bias,
         key_offset=gate.key_offset,
         key_size=gate.key_size,
         block=recurrent.grid.block,
@@ -214,4 +215,6 @@ def _all_steps(sums: Tensor, state: LSTMState, recurrent: GatedMatrix) -> tuple[
         normalise=gate.normalise,
         backend=gate.backend,
     )
+    if gate.training:
+        gate.observe(output.detach().flatten(0, 1))
     return output, (output[-1], c)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, cast
 
+import torch
 from torch import Tensor
 
 from blockgate.formats import PackedWeight, get_format
@@ -35,9 +36,8 @@ def pack_weight(weight: Tensor, grid: BlockGrid, stored_as: Format) -> PackedWei
 
 def copied_of(weight: Tensor | None, gate: Gate | None) -> list[Tensor]:
     """The tensors of a matrix and its gate that preparing them copies; the biases are read in place."""
-    parameters = {} if gate is None else gate._parameters
-    found = (weight, parameters.get("weight"), parameters.get("hidden_weight"))
-    return [t for t in found if t is not None]
+    found = [] if gate is None else gate.copied()
+    return found if weight is None else [weight, *found]
 
 
 class PreparedLinear:
@@ -66,9 +66,12 @@ class PreparedLinear:
         if gate is None:
             self.handle: int = prepare_packed_linear(*packed, bias, sizes, stored_as.name)
         else:
+            # Native code reads the biases from where they are.
+            with torch.no_grad():
+                network = gate.network()
             gate_weight, hidden_weight = (
                 None if w is None else pack_blocks(w.detach().float(), w.shape, "float32")[0]
-                for w in (gate.weight, gate.hidden_weight)
+                for w in (network.weight, network.hidden_weight)
             )
             self.handle = prepare_dynamic_linear(
                 *packed,
@@ -76,9 +79,9 @@ class PreparedLinear:
                 sizes,
                 stored_as.name,
                 gate_weight,
-                gate.bias,
+                network.bias,
                 hidden_weight,
-                gate.hidden_bias,
+                network.hidden_bias,
                 [gate.key_offset, gate.key_size],
                 gate.groups,
                 gate.normalise,

@@ -1,67 +1,100 @@
 // Margin gates for one row of scores, and their gradient.
 //
 // The value of a kept score is its distance to the runner-up, the largest score of the group that
-// is not kept, and a little more: almost 0 where a block is about to change, and the same if all
-// scores move together. With all blocks open there is no runner-up; one that lies an average step
-// below the lowest score takes its place.
+// is not kept (or the lowest of all where all are), and a floor more: near the floor where a block
+// is about to change, and the same if all scores move together.
 #pragma once
 
 #include "isa/topk.h"
 
 namespace blockgate::BLOCKGATE_ISA {
 
-// The least value: scores that hardly differ then mean gates that hardly differ, and never 0 / 0.
-inline constexpr double MARGIN_FLOOR = 0.001;
+// The least value of a kept score: 1 with all blocks open, so that scores that hardly differ then
+// mean gates that hardly differ, and almost 0 where few are kept. Never 0: equal scores would give
+// 0 / 0.
+inline double margin_floor(int64_t kept, int64_t count) {
+  const double density = double(kept) / double(count), cube = density * density * density;
+  return cube > 0.001 ? cube : 0.001;
+}
 
 // Integers that order as the scores do, negative ones included and NaN above all; padded as in
 // make_keys with a key below every other.
 template <class T>
 BLOCKGATE_INLINE KeyRange<Key<T>> make_ordered_keys(const T* scores, int64_t count, Key<T>* keys) {
   using K = Key<T>;
+  constexpr int L = LANES<T>;
   constexpr K SIGN = K(1) << (8 * sizeof(K) - 1);
-  KeyRange<K> range{KeyOf<T>::NAN_KEY, SIGN};
-  for (int64_t i = 0; i < count; ++i) {
+  const Vec<K> nan_key = broadcast_key<K>(KeyOf<T>::NAN_KEY);
+  Vec<K> lowest = nan_key, highest = broadcast_key<K>(SIGN);
+  for (int64_t i = 0; i < count; i += L) {
+    Vec<T> s;
+    if (i + L <= count) {
+      s = load(scores + i);
+    } else {
+      // The last score stands in for what is missing, so that it changes no range.
+      T edge[L];
+      for (int j = 0; j < L; ++j) edge[j] = scores[i + j < count ? i + j : count - 1];
+      s = load(edge);
+    }
     // + 0 makes -0 the same number as 0.
-    const T score = scores[i] + T(0);
-    K bits;
-    __builtin_memcpy(&bits, &score, sizeof bits);
-    const K ordered = bits ^ (bits < 0 ? K(~SIGN) : K(0));
-    const K key = score == score ? ordered : KeyOf<T>::NAN_KEY;
-    keys[i] = key;
-    range.lowest = key < range.lowest ? key : range.lowest;
-    range.highest = key > range.highest ? key : range.highest;
+    const Vec<K> bits = (Vec<K>)(s + Vec<T>{});
+    const Vec<K> ordered = bits ^ ((bits < Vec<K>{}) & broadcast_key<K>(K(~SIGN)));
+    const Vec<K> key = s == s ? ordered : nan_key;
+    lowest = key < lowest ? key : lowest;
+    highest = key > highest ? key : highest;
+    store(keys + i, key);
   }
-  for (int64_t i = count; i < ceil_div(count, LANES<T>) * LANES<T>; ++i) keys[i] = SIGN;
+  for (int64_t i = count; i < ceil_div(count, L) * L; ++i) keys[i] = SIGN;
+  KeyRange<K> range{lowest[0], highest[0]};
+  for (int j = 1; j < L; ++j) {
+    if (lowest[j] < range.lowest) range.lowest = lowest[j];
+    if (highest[j] > range.highest) range.highest = highest[j];
+  }
   return range;
 }
 
-// A group's runner-up: its index, and what the kept scores are measured from. With all blocks open
-// that is made of the lowest score, at `index`, and the highest one.
+// The first of the largest scores that are not NaN; -1 if there is none.
+template <class T>
+BLOCKGATE_INLINE int64_t first_largest(const T* scores, int64_t count) {
+  constexpr int L = LANES<T>;
+  T top = -__builtin_inf();
+  Vec<T> tops = broadcast<T>(top);
+  int64_t i = 0;
+  for (; i + L <= count; i += L) {
+    const Vec<T> s = load(scores + i);
+    tops = s > tops ? s : tops;
+  }
+  for (; i < count; ++i) top = scores[i] > top ? scores[i] : top;
+  for (int j = 0; j < L; ++j) top = tops[j] > top ? tops[j] : top;
+  for (i = 0; i < count; ++i)
+    if (scores[i] == top) return i;
+  return -1;
+}
+
+// A group's runner-up: its index, and what the kept scores are measured from.
 template <class T>
 struct RunnerUp {
-  int64_t index, highest;
+  int64_t index;
   T threshold;
 };
 
-// `kept` ascending indices, from `offset` on, are those of the group's largest scores.
+// `kept` indices, counted from `offset` on, are those of the group's largest scores. `scratch`
+// holds `count` numbers.
 template <class T>
 BLOCKGATE_INLINE RunnerUp<T> runner_up(const T* scores, int64_t count, const int64_t* indices,
-                                       int64_t kept, int64_t offset) {
+                                       int64_t kept, int64_t offset, T* scratch) {
+  int64_t index = 0;
   if (kept < count) {
-    int64_t next = 0, best = -1;
-    for (int64_t i = 0; i < count; ++i) {
-      if (next < kept && indices[next] == i + offset) ++next;
-      else if (best < 0 || scores[i] > scores[best]) best = i;
-    }
-    return {best, best, scores[best] - T(MARGIN_FLOOR)};
+    __builtin_memcpy(scratch, scores, count * sizeof(T));
+    // A search over all that skips kept ones would have to branch at each.
+    for (int64_t i = 0; i < kept; ++i) scratch[indices[i] - offset] = T(__builtin_nan(""));
+    index = first_largest(scratch, count);
+    // Kept scores come first: what is left and has no largest is all NaN.
+    if (index < 0) return {0, T(__builtin_nan(""))};
+  } else {
+    for (int64_t i = 1; i < count; ++i) index = scores[i] <= scores[index] ? i : index;
   }
-  int64_t lowest = 0, highest = 0;
-  for (int64_t i = 1; i < count; ++i) {
-    if (scores[i] <= scores[lowest]) lowest = i;
-    if (scores[i] > scores[highest]) highest = i;
-  }
-  const T low = scores[lowest], high = scores[highest];
-  return {lowest, highest, low - (high - low) / T(count) - T(MARGIN_FLOOR)};
+  return {index, scores[index] - T(margin_floor(kept, count))};
 }
 
 template <class T>
@@ -69,7 +102,9 @@ BLOCKGATE_INLINE void margin_group(const T* scores, int64_t count, int64_t kept,
                                    Key<T>* keys, T* values, int64_t* indices) {
   const KeyRange<Key<T>> range = make_ordered_keys<T>(scores, count, keys);
   pick<Key<T>>(keys, count, kept, range, keys + ceil_div(count, PANEL) * PANEL, indices);
-  const T threshold = runner_up(scores, count, indices, kept, 0).threshold;
+  // The keys have done their work; their memory is the caller's scratch.
+  T* scratch = reinterpret_cast<T*>(keys);
+  const T threshold = runner_up(scores, count, indices, kept, 0, scratch).threshold;
   for (int64_t i = 0; i < kept; ++i) {
     values[i] = scores[indices[i]] - threshold;
     indices[i] += offset;
@@ -82,11 +117,13 @@ void margin_backward(const TopK& spec, const T* grad_gates, const T* scores, con
                      const int64_t* indices, T* grad_scores, int64_t* runners) {
   const int64_t group = spec.scores / spec.groups, kept = spec.open_blocks;
   double squares = 0, dot = 0;
-  // grad_scores holds the values until their gradients are known.
+  // grad_scores is scratch, then holds the values until their gradients are known.
   for (int64_t g = 0; g < spec.groups; ++g) {
     const int64_t* chosen = indices + g * kept;
+    T* mine = grad_scores + g * group;
     const RunnerUp<T> runner =
-        runner_up(scores + g * group, group, chosen, kept, g * group);
+        runner_up(scores + g * group, group, chosen, kept, g * group, mine);
+    __builtin_memset(mine, 0, group * sizeof(T));
     runners[g] = g * group + runner.index;
     for (int64_t i = 0; i < kept; ++i) {
       const T value = scores[chosen[i]] - runner.threshold;
@@ -106,13 +143,6 @@ void margin_backward(const TopK& spec, const T* grad_gates, const T* scores, con
       total += found;
     }
     grad_scores[runners[g]] -= T(total);
-    if (kept == group) {
-      const double step = total / double(group);
-      const int64_t highest =
-          runner_up(scores + g * group, group, indices + g * kept, kept, g * group).highest;
-      grad_scores[g * group + highest] += T(step);
-      grad_scores[runners[g]] -= T(step);
-    }
   }
 }
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["topk_gates", "topk_gates_backward"]
 
 
-# The least value of a kept margin: scores that hardly differ then mean gates that hardly differ, and never 0 / 0.
+# What the least value of a kept margin is never below: equal scores never mean 0 / 0.
 MARGIN_FLOOR = 0.001
 
 
@@ -61,28 +61,29 @@ def topk_gates_backward(
     result = torch.zeros_like(scores).scatter(1, indices, kept)
     if normalise == "margin":
         # Moving the runner-up moves every value of its group the other way.
-        size = order.shape[-1]
-        runner = order[..., min(open_blocks, size - 1), None]
+        runner = order[..., min(open_blocks, order.shape[-1] - 1), None]
         moved = -kept.view(rows, groups, open_blocks).sum(-1, keepdim=True)
-        result = result.view_as(by_group).scatter_add(-1, runner, moved)
-        if open_blocks == size:
-            result = result.scatter_add(-1, runner, moved / size).scatter_add(-1, order[..., :1], -moved / size)
-        result = result.view_as(scores)
+        result = result.view_as(by_group).scatter_add(-1, runner, moved).view_as(scores)
     return result
 
 
 def _runner_up(by_group: Tensor, order: Tensor, open_blocks: int) -> Tensor:
-    """What the kept scores of every group are measured from, (N, groups, 1): the largest score that is not kept.
+    """What the kept scores of every group are measured from, (N, groups, 1).
 
-    And a little less. With all blocks open there is none; a number that lies an average step below the lowest score
-    takes its place.
+    That is the largest score that is not kept, or the lowest of all where all are, less the floor: the least value that
+    a kept margin has.
     """
     size = by_group.shape[-1]
-    lowest = by_group.gather(-1, order[..., min(open_blocks, size - 1), None])
-    if open_blocks < size:
-        return lowest - MARGIN_FLOOR
-    step = (by_group.gather(-1, order[..., :1]) - lowest) / size
-    return lowest - step - MARGIN_FLOOR
+    return by_group.gather(-1, order[..., min(open_blocks, size - 1), None]) - margin_floor(open_blocks, size)
+
+
+def margin_floor(open_blocks: int, size: int) -> float:
+    """The least value of a kept margin, where `open_blocks` of `size` are kept.
+
+    With all open it is 1, so that scores which hardly differ mean gates that hardly differ, as a layer wants that was
+    trained without. From there it falls fast: where few are kept, a block enters from almost 0.
+    """
+    return max(MARGIN_FLOOR, (open_blocks / size) ** 3)
 
 
 def _average(values: Tensor, num_scores: int, normalise: str) -> Tensor:
