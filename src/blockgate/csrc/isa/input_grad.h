@@ -111,10 +111,16 @@ void input_grad(const BackwardArgs<T>& args, const InputGradTask& task, T* scrat
     return scratch + input_grad_block_size(grid) +
            ((col - task.col_begin) * tokens - task.token_begin) * stride;
   };
-  if (args.grad_x)
-    for (int64_t col = task.col_begin; col < task.col_end; ++col)
+  if (args.grad_x) {
+    const int64_t begin = task.col_begin * grid.block_in;
+    const int64_t width = smaller(task.col_end * grid.block_in, grid.in) - begin;
+    if (buffered)
+      copy_row<T>(nullptr, (task.col_end - task.col_begin) * tokens * stride,
+                  scratch + input_grad_block_size(grid));
+    else
       for (int64_t t = task.token_begin; t < task.token_end; ++t)
-        copy_row<T>(nullptr, inputs_of_col(grid, col), target(col) + t * stride);
+        copy_row<T>(nullptr, width, args.grad_x + t * grid.in + begin);
+  }
   // Rows of blocks outermost: the columns of a task share what they read of grad_y.
   for (int64_t row = 0; row < grid.rows; ++row)
     for (int64_t col = task.col_begin; col < task.col_end; ++col) {
@@ -130,10 +136,15 @@ void input_grad(const BackwardArgs<T>& args, const InputGradTask& task, T* scrat
                            use.entries, use.count});
     }
   if (!args.grad_x || !buffered) return;
-  for (int64_t t = task.token_begin; t < task.token_end; ++t)
-    for (int64_t col = task.col_begin; col < task.col_end; ++col)
-      copy_row(target(col) + t * stride, inputs_of_col(grid, col),
-               args.grad_x + t * grid.in + col * grid.block_in);
+  for (int64_t t = task.token_begin; t < task.token_end; ++t) {
+    const T* from = target(task.col_begin) + t * stride;
+    T* to = args.grad_x + t * grid.in + task.col_begin * grid.block_in;
+    for (int64_t col = task.col_begin; col < task.col_end; ++col) {
+      copy_row(from, inputs_of_col(grid, col), to);
+      from += tokens * stride;
+      to += grid.block_in;
+    }
+  }
 }
 
 }  // namespace blockgate::BLOCKGATE_ISA

@@ -37,6 +37,23 @@ BLOCKGATE_INLINE void transpose_quad(const T* source, int64_t source_stride, T* 
     __builtin_memcpy(target + i * target_stride, &columns[i], sizeof(Quad));
 }
 
+// Four rows of two values.
+template <class T>
+BLOCKGATE_INLINE void transpose_pairs(const T* source, int64_t source_stride, T* target,
+                                      int64_t target_stride) {
+  using Quad = Part<T, 4>;
+  Part<T, 2> rows[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i)
+    __builtin_memcpy(&rows[i], source + i * source_stride, sizeof rows[i]);
+  const Quad a = __builtin_shufflevector(rows[0], rows[1], 0, 1, 2, 3);
+  const Quad b = __builtin_shufflevector(rows[2], rows[3], 0, 1, 2, 3);
+  const Quad first = __builtin_shufflevector(a, b, 0, 2, 4, 6);
+  const Quad second = __builtin_shufflevector(a, b, 1, 3, 5, 7);
+  __builtin_memcpy(target, &first, sizeof first);
+  __builtin_memcpy(target + target_stride, &second, sizeof second);
+}
+
 // (rows x columns) -> (columns x rows), both row-major.
 template <class T>
 void transpose_matrix(const T* source, int64_t source_stride, int64_t rows, int64_t columns,
@@ -72,6 +89,9 @@ void transpose_to_panels(const T* weight, int64_t stride, int64_t outputs, int64
       for (; k + 4 <= depth; k += 4)
         for (int64_t o = 0; o < PANEL; o += 4)
           transpose_quad(rows + o * stride + k, stride, panels + k * PANEL + o, PANEL);
+      for (; k + 2 <= depth; k += 2)
+        for (int64_t o = 0; o < PANEL; o += 4)
+          transpose_pairs(rows + o * stride + k, stride, panels + k * PANEL + o, PANEL);
     }
     for (; k < depth; ++k)
       for (int64_t o = 0; o < PANEL; ++o)
@@ -91,6 +111,9 @@ void copy_to_thin_panel(const T* weight, int64_t stride, int64_t rows, int64_t c
           panel[i * GROUP + r] = i < columns && first + r < rows ? weight[r * stride + i] : T(0);
     } else if constexpr (WIDTH == 4) {
       transpose_quad(weight, stride, panel, GROUP);
+    } else if constexpr (WIDTH == 2) {
+      transpose_pairs(weight, stride, panel, GROUP);
+      transpose_pairs(weight + 4 * stride, stride, panel + 4, GROUP);
     } else {
 #pragma GCC unroll 16
       for (int64_t r = 0; r < GROUP; ++r)

@@ -96,29 +96,46 @@ BLOCKGATE_INLINE void thin_input_grad_tile(const InputGradJob<T>& job, const Ent
       __builtin_prefetch(job.x + token * job.x_stride);
     }
   }
-  Tile<T, ROWS, 1> tile;
+  // Groups of outputs take turns between two chains where registers allow it: few tokens open a
+  // block at one step of a recurrence, and one chain each would wait for itself.
+  constexpr int CHAINS = 2 * MAX_ROWS<T> * VECTORS <= BLOCKGATE_ACCUMULATORS ? 2 : 1;
+  Tile<T, ROWS, CHAINS> tile;
   tile_clear(tile);
-  const auto step = [&](int m, const T* grad_y, const T* weights) __attribute__((always_inline)) {
+  const auto step = [&](int m, int chain, const T* grad_y, const T* weights)
+                        __attribute__((always_inline)) {
 #pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; ++v)
-      tile.acc[m][v] = multiply_add(load_repeated<GROUP>(grad_y + v % SHARED * L),
-                                    load(weights + v * L), tile.acc[m][v]);
+    for (int v = 0; v < VECTORS; ++v) {
+      Vec<T>& acc = tile.acc[m][chain * VECTORS + v];
+      acc = multiply_add(load_repeated<GROUP>(grad_y + v % SHARED * L), load(weights + v * L), acc);
+    }
   };
   const T* weights = job.panels;
   int64_t output = 0;
-  for (; output + OUTPUTS <= job.outputs; output += OUTPUTS, weights += PANEL)
+  for (; output + CHAINS * OUTPUTS <= job.outputs; output += CHAINS * OUTPUTS)
+#pragma GCC unroll 2
+    for (int chain = 0; chain < CHAINS; ++chain, weights += PANEL)
 #pragma GCC unroll 8
-    for (int m = 0; m < ROWS; ++m) step(m, rows[m] + output, weights);
+      for (int m = 0; m < ROWS; ++m) step(m, chain, rows[m] + output + chain * OUTPUTS, weights);
+  if (output + OUTPUTS <= job.outputs) {
+#pragma GCC unroll 8
+    for (int m = 0; m < ROWS; ++m) step(m, 0, rows[m] + output, weights);
+    output += OUTPUTS;
+    weights += PANEL;
+  }
   if (output < job.outputs) {
 #pragma GCC unroll 8
     for (int m = 0; m < ROWS; ++m) {
       T edge[OUTPUTS] = {};
       for (int64_t o = output; o < job.outputs; ++o) edge[o - output] = rows[m][o];
-      step(m, edge, weights);
+      step(m, 0, edge, weights);
     }
   }
 #pragma GCC unroll 8
   for (int m = 0; m < ROWS; ++m) {
+    if constexpr (CHAINS == 2) {
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; ++v) tile.acc[m][v] += tile.acc[m][VECTORS + v];
+    }
     using Inputs = Part<T, INPUTS>;
     const T* x = job.x + entries[m].token * job.x_stride;
     T* grad_x = job.grad_x ? job.grad_x + entries[m].token * job.grad_x_stride : nullptr;
