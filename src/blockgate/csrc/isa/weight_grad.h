@@ -95,7 +95,9 @@ void gather_tokens(const Gathered<T>& gathered, const T* grad_y, int64_t grad_y_
         store(to_y, load(from_y + o));
     for (; o + ROWS <= outputs; o += ROWS, to_y += gathered.grad_y_stride)
       __builtin_memcpy(to_y, from_y + o, ROWS * sizeof(T));
-    // The rest of the last group stays as it is: those results are never stored.
+    // The rest of the last group is 0: its results are never stored, but what memory happens to
+    // hold can be numbers so small that computing with them takes a hundred times as long.
+    for (int64_t i = outputs - o; i > 0 && i < ROWS; ++i) to_y[i] = T(0);
     if (outputs - o >= 4) {
       __builtin_memcpy(to_y, from_y + o, 4 * sizeof(T));
       o += 4;
