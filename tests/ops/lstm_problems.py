@@ -43,6 +43,10 @@ CASES = [
     Case(2, 40, 40, (24, 8), 0.2, per_row=True),
     Case(3, 4, 24, (8, 8), closed=True),
     Case(2, 3, 130, (64, 32), 0.6),
+    Case(4, 20, 48, (64, 4), 0.5, per_row=True, normalise="margin"),
+    Case(3, 7, 35, (64, 4), 0.3),
+    Case(3, 5, 33, (128, 2), 0.6, per_row=True, normalise="rms"),
+    Case(3, 40, 41, (100, 8), 0.9),
 ]
 
 

@@ -76,7 +76,11 @@ def test_chunks_and_threads_change_no_bit(case):
     torch.testing.assert_close(c, whole[1], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("case", [Case(4, 20, 256, (32, 32)), Case(3, 9, 200, (64, 48), 0.3, hidden=20)], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [Case(4, 20, 256, (32, 32)), Case(3, 9, 200, (64, 48), 0.3, hidden=20), Case(3, 20, 150, (64, 4))],
+    ids=str,
+)
 def test_threads_change_no_bit(case):
     tensors, options = problem(case)
     before = torch.get_num_threads()

@@ -22,6 +22,19 @@ CASES = [
     ((16, 16), (16, 16), 1, 1.0),
     ((200, 300), (64, 32), 1, 0.4),
     ((256, 128), (32, 32), 6, 0.2),
+    # Tall and thin: the narrow panels of 1, 2, 4, 8 and 16 inputs, whole and ragged.
+    ((192, 48), (64, 4), 300, 0.4),
+    ((200, 47), (64, 4), 20, 0.5),
+    ((300, 31), (128, 2), 150, 0.7),
+    ((131, 33), (128, 2), 9, 0.3),
+    ((256, 64), (128, 8), 140, 1.0),
+    ((270, 61), (128, 8), 41, 0.2),
+    ((512, 64), (256, 16), 290, 0.6),
+    ((530, 37), (256, 16), 20, 0.5),
+    ((150, 23), (64, 1), 70, 0.5),
+    ((203, 40), (65, 3), 50, 0.5),
+    ((203, 40), (100, 7), 50, 0.5),
+    ((90, 50), (40, 13), 35, 0.6),
 ]
 
 
@@ -67,6 +80,37 @@ def test_gradients_repeat_bit_for_bit(case):
     first, second = (torch.autograd.grad(y, inputs, grad, retain_graph=True) for _ in range(2))
     for a, b in zip(first, second, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_threads_change_no_bit_of_a_gradient(case):
+    grid, inputs, indices = problem(*case)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            y = gated_linear(*inputs, indices, grid.block)
+            x, weight, _, gates = torch.autograd.grad(y, inputs, torch.ones_like(y))
+            results.append([y, x, weight, gates])
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        for a, b in zip(other, results[0], strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("block", [(64, 4), (128, 2), (128, 8), (20, 3)], ids=str)
+def test_other_rows_change_no_bit_of_a_gradient(block):
+    grid, (x, weight, bias, gates), indices = problem((200, 47), block, 45, 0.6)
+
+    def gradients(rows):
+        inputs = [x[rows], gates[rows]]
+        y = gated_linear(inputs[0], weight, bias, inputs[1], indices[rows], grid.block)
+        return torch.autograd.grad(y, inputs, torch.ones_like(y))
+
+    for whole, part in zip(gradients(slice(0, 45)), gradients(slice(7, 12)), strict=True):
+        torch.testing.assert_close(part, whole[7:12], rtol=0, atol=0)
 
 
 def test_a_row_of_closed_gates_costs_and_changes_nothing():

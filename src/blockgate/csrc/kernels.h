@@ -95,9 +95,14 @@ struct BackwardArgs {
   Groups<T> groups;
 };
 
-// The columns of grad_x one task owns: one column of blocks, for some tokens.
+// The part of grad_x one task owns: some columns of blocks, for some tokens.
 struct InputGradTask {
-  int64_t col, token_begin, token_end;
+  int64_t col_begin, col_end, token_begin, token_end;
+};
+
+// The part of grad_weight one task owns: some blocks of one row.
+struct WeightGradTask {
+  int64_t row, col_begin, col_end;
 };
 
 // margin: values are distances to the runner-up, scaled as for rms.
@@ -142,9 +147,20 @@ struct StepInputGrad {
   int64_t token_begin, token_end;
 };
 
-// Weights for StepInputGrad: block -> panels of 16 inputs -> outputs -> 16 inputs contiguous.
+// Inputs in one panel of the weights for grad_x. Blocks of fewer than 16 inputs have narrower
+// panels, whose vectors hold several outputs instead of padding.
+static constexpr int64_t input_panel(int64_t inputs) {
+  int64_t width = PANEL;
+  while (width / 2 >= inputs) width /= 2;
+  return width;
+}
+
+// Weights for StepInputGrad: block -> panels of inputs -> groups of 16 / panel outputs -> inputs ->
+// outputs of the group, zero padded. In panels of 16 inputs a group is one output.
 static constexpr int64_t input_grad_block_size(const Grid& g) {
-  return ceil_div(packed_depth(g), PANEL) * PANEL * smaller(g.block_out, g.out);
+  const int64_t width = input_panel(packed_depth(g));
+  const int64_t groups = ceil_div(smaller(g.block_out, g.out), PANEL / width);
+  return ceil_div(packed_depth(g), width) * groups * PANEL;
 }
 
 // One step of the LSTM cell for tokens of `size` units; activations are (tokens, 4, size), before
@@ -170,18 +186,19 @@ template <class T>
 struct TypedKernels {
   void (*forward)(const ForwardArgs<T>&, const ForwardTask&, T* scratch);
   void (*input_grad)(const BackwardArgs<T>&, const InputGradTask&, T* scratch);
-  void (*weight_grad)(const BackwardArgs<T>&, int64_t block, T* scratch);
+  void (*weight_grad)(const BackwardArgs<T>&, const WeightGradTask&, T* scratch);
   // Elements of T that the calls above need as scratch for tasks of at most that size.
   int64_t (*forward_scratch)(const Grid&, int64_t rows, int64_t tokens);
-  int64_t (*input_grad_scratch)(const Grid&, int64_t tokens);
-  int64_t (*weight_grad_scratch)(const Grid&);
+  int64_t (*input_grad_scratch)(const Grid&, int64_t cols, int64_t tokens);
+  int64_t (*weight_grad_scratch)(const Grid&, int64_t cols);
   // One row of scores. `scratch` holds 2 * (scores / groups + 16) elements of T.
   void (*top_k)(const TopK&, const T* scores, T* gates, int64_t* indices, T* scratch);
   // One row; grad_scores is zeroed by the caller. With margins, `runners` (groups) receives the
   // indices of the scores that have a gradient besides the kept ones.
   void (*top_k_backward)(const TopK&, const T* grad_gates, const T* scores, const T* gates,
                          const int64_t* indices, T* grad_scores, int64_t* runners);
-  // A weight (rows x columns, rows `stride` apart) to panels of 16 rows or of 16 columns.
+  // A weight (rows x columns, rows `stride` apart) to panels of 16 rows, or of columns as
+  // StepInputGrad has them.
   void (*transpose_to_panels)(const T* weight, int64_t stride, int64_t rows, int64_t columns,
                               T* panels);
   void (*copy_to_panels)(const T* weight, int64_t stride, int64_t rows, int64_t columns,

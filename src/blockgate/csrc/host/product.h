@@ -7,6 +7,7 @@
 #include "host/parallel.h"
 
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 namespace blockgate {
@@ -45,13 +46,19 @@ BlockRowsCopy<T> block_rows(const T* data, int64_t stride, int64_t tokens, int64
       const int64_t size = smaller(block, width - b * block);
       const T* from = data + b * block;
       T* to = copy.get() + b * block_stride;
-      // A length known to the compiler spares the smallest common block a call per row.
-      if (size == 16)
+      const auto copy = [&](auto length) __attribute__((always_inline)) {
         for (int64_t t = begin; t < end; ++t)
-          std::memcpy(to + t * block, from + t * stride, 16 * sizeof(T));
-      else
-        for (int64_t t = begin; t < end; ++t)
-          std::memcpy(to + t * block, from + t * stride, size * sizeof(T));
+          std::memcpy(to + t * block, from + t * stride, length * sizeof(T));
+      };
+      // A length known to the compiler spares the smallest common blocks a call per row.
+      switch (size) {
+        case 1: copy(std::integral_constant<int64_t, 1>()); break;
+        case 2: copy(std::integral_constant<int64_t, 2>()); break;
+        case 4: copy(std::integral_constant<int64_t, 4>()); break;
+        case 8: copy(std::integral_constant<int64_t, 8>()); break;
+        case 16: copy(std::integral_constant<int64_t, 16>()); break;
+        default: copy(size);
+      }
     }
   });
   return {{copy.get(), block_stride, block}, std::move(copy)};
@@ -95,20 +102,29 @@ void run_forward(const ForwardArgs<T>& args, int64_t tokens, int64_t open) {
   });
 }
 
+// Columns of blocks in one task of a gradient: several if they are thin, so that they share what
+// is read of grad_y and are written in longer runs; fewer if `wanted` tasks would not come together.
+inline int64_t cols_per_task(const Grid& grid, int64_t tasks_of_a_col, int64_t wanted) {
+  constexpr int64_t RUN_OF_INPUTS = 64;
+  if (grid.block_in > PANEL) return 1;
+  return larger(1, smaller(RUN_OF_INPUTS / grid.block_in, grid.cols * tasks_of_a_col / wanted));
+}
+
 // grad_x and grad_gates.
 template <class T>
 void run_input_grad(const BackwardArgs<T>& args, int64_t tokens, int64_t open) {
   const Grid& grid = args.grid;
   const int64_t threads = threads_for(open * grid.block_out * packed_depth(grid) / 8);
   const int64_t wanted = threads == 1 ? 1 : threads * TASKS_PER_THREAD;
-  const int64_t token_parts = larger(smaller(tokens, ceil_div(wanted, grid.cols)),
-                                     ceil_div(tokens, token_limit(packed_depth(grid))));
+  const int64_t cols = cols_per_task(grid, 1, wanted), col_parts = ceil_div(grid.cols, cols);
+  const int64_t token_parts = larger(smaller(tokens, ceil_div(wanted, col_parts)),
+                                     ceil_div(tokens, token_limit(cols * packed_depth(grid))));
   const auto& kernel = typed_kernels<T>();
-  const int64_t scratch = kernel.input_grad_scratch(grid, ceil_div(tokens, token_parts));
-  run_tasks(grid.cols * token_parts, threads, [&](int64_t i) {
-    const int64_t token = i % token_parts;
+  const int64_t scratch = kernel.input_grad_scratch(grid, cols, ceil_div(tokens, token_parts));
+  run_tasks(col_parts * token_parts, threads, [&](int64_t i) {
+    const int64_t col = i / token_parts * cols, token = i % token_parts;
     kernel.input_grad(args,
-                      {i / token_parts, tokens * token / token_parts,
+                      {col, smaller(col + cols, grid.cols), tokens * token / token_parts,
                        tokens * (token + 1) / token_parts},
                       Buffer<T>(scratch).get());
   });
@@ -119,10 +135,16 @@ void run_weight_grad(const BackwardArgs<T>& args, int64_t open) {
   const Grid& grid = args.grid;
   const int64_t work = open * smaller(grid.block_out, grid.out) * packed_depth(grid) / 8 +
                        grid.out * grid.in / 8;
+  const int64_t threads = threads_for(work);
+  const int64_t cols = cols_per_task(grid, grid.rows, threads * TASKS_PER_THREAD);
+  const int64_t col_parts = ceil_div(grid.cols, cols);
   const auto& kernel = typed_kernels<T>();
-  const int64_t scratch = kernel.weight_grad_scratch(grid);
-  run_tasks(grid.rows * grid.cols, threads_for(work),
-            [&](int64_t block) { kernel.weight_grad(args, block, Buffer<T>(scratch).get()); });
+  const int64_t scratch = kernel.weight_grad_scratch(grid, cols);
+  run_tasks(grid.rows * col_parts, threads, [&](int64_t i) {
+    const int64_t col = i % col_parts * cols;
+    kernel.weight_grad(args, {i / col_parts, col, smaller(col + cols, grid.cols)},
+                       Buffer<T>(scratch).get());
+  });
 }
 
 }  // namespace blockgate

@@ -82,12 +82,17 @@ inline int64_t panel_end_of(const Grid& grid, const ForwardTask& task, int64_t r
   return smaller(task.panel_end, ceil_div(outputs_of_row(grid, row), PANEL));
 }
 
-// Null source: zeros. Rows are often one panel wide, too short to call the library for.
+// Null source: zeros. Rows are often one panel wide or less, too short to call the library for.
 template <class T>
 BLOCKGATE_INLINE void copy_row(const T* source, int64_t width, T* target) {
   constexpr int L = LANES<T>;
   int64_t i = 0;
   for (; i + L <= width; i += L) store(target + i, source ? load(source + i) : Vec<T>{});
+  for (; i + 4 <= width; i += 4) {
+    Part<T, 4> values = {};
+    if (source) __builtin_memcpy(&values, source + i, sizeof values);
+    __builtin_memcpy(target + i, &values, sizeof values);
+  }
   for (; i < width; ++i) target[i] = source ? source[i] : T(0);
 }
 

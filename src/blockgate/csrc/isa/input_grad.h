@@ -4,36 +4,20 @@
 // and grad_x += gate * acc. Each value is written by one task, in a fixed order.
 #pragma once
 
-#include "isa/forward.h"
+#include "isa/thin_input_grad.h"
 
 namespace blockgate::BLOCKGATE_ISA {
 
 inline int64_t padded_inputs(const Grid& grid) {
-  return ceil_div(packed_depth(grid), PANEL) * PANEL;
+  const int64_t width = input_panel(packed_depth(grid));
+  return ceil_div(packed_depth(grid), width) * width;
 }
 
 template <class T>
-int64_t input_grad_scratch(const Grid& grid, int64_t tokens) {
-  return padded_inputs(grid) *
-         (smaller(grid.block_out, grid.out) + (tokens < BUFFERED_TOKENS ? 0 : tokens));
+int64_t input_grad_scratch(const Grid& grid, int64_t cols, int64_t tokens) {
+  return input_grad_block_size(grid) +
+         (tokens < BUFFERED_TOKENS ? 0 : cols * tokens * padded_inputs(grid));
 }
-
-// One block seen by grad_x and grad_gates.
-template <class T>
-struct InputGradJob {
-  const T* grad_y;  // at the block's first output
-  int64_t grad_y_stride;
-  const T* panels;  // [input / 16][output][input % 16]
-  int64_t outputs, inputs;
-  const T* x;  // at the block's first input, as grad_x
-  int64_t x_stride;
-  T* grad_x;
-  int64_t grad_x_stride;
-  T* grad_gates;
-  int64_t slots;
-  const Entry<T>* entries;
-  int64_t count;
-};
 
 // Some tokens, over all panels of the block.
 template <int ROWS, class T>
@@ -87,48 +71,80 @@ BLOCKGATE_INLINE void input_grad_tile(const InputGradJob<T>& job, const Entry<T>
   }
 }
 
-template <int ROWS, class T>
+template <int WIDTH, int ROWS, class T>
 __attribute__((noinline)) void input_grad_tiles(const InputGradJob<T>& job, int64_t first,
                                                 int64_t tiles) {
-  for (; tiles > 0; --tiles, first += ROWS) input_grad_tile<ROWS>(job, job.entries + first);
+  for (; tiles > 0; --tiles, first += ROWS) {
+    if constexpr (WIDTH == PANEL) input_grad_tile<ROWS>(job, job.entries + first);
+    else thin_input_grad_tile<WIDTH, ROWS>(job, job.entries + first);
+  }
+}
+
+template <int WIDTH, class T>
+void input_grad_panels(const InputGradJob<T>& job) {
+  with_even_tiles<T>(job.count, [&](auto n, int64_t first, int64_t tiles) {
+    input_grad_tiles<WIDTH, decltype(n)::value>(job, first, tiles);
+  });
 }
 
 template <class T>
 void input_grad_block(const InputGradJob<T>& job) {
-  with_even_tiles<T>(job.count, [&](auto n, int64_t first, int64_t tiles) {
-    input_grad_tiles<decltype(n)::value>(job, first, tiles);
-  });
+  switch (input_panel(job.inputs)) {
+    case 1: return input_grad_panels<1>(job);
+    case 2: return input_grad_panels<2>(job);
+    case 4: return input_grad_panels<4>(job);
+    case 8: return input_grad_panels<8>(job);
+    default: return input_grad_panels<PANEL>(job);
+  }
 }
 
 template <class T>
 void input_grad(const BackwardArgs<T>& args, const InputGradTask& task, T* scratch) {
   const Grid& grid = args.grid;
-  const int64_t input = task.col * grid.block_in, inputs = inputs_of_col(grid, task.col);
-  const bool buffered = task.token_end - task.token_begin >= BUFFERED_TOKENS;
+  const int64_t tokens = task.token_end - task.token_begin;
+  const bool buffered = tokens >= BUFFERED_TOKENS;
   const int64_t stride = buffered ? padded_inputs(grid) : grid.in;
-  T* grad_x = nullptr;
+  // Where token 0 of a column of blocks has, or would have, its part of grad_x.
+  const auto target = [&](int64_t col) -> T* {
+    if (!args.grad_x) return nullptr;
+    if (!buffered) return args.grad_x + col * grid.block_in;
+    return scratch + input_grad_block_size(grid) +
+           ((col - task.col_begin) * tokens - task.token_begin) * stride;
+  };
   if (args.grad_x) {
-    grad_x = buffered ? scratch + padded_inputs(grid) * smaller(grid.block_out, grid.out) -
-                            task.token_begin * stride
-                      : args.grad_x + input;
-    for (int64_t t = task.token_begin; t < task.token_end; ++t)
-      copy_row<T>(nullptr, inputs, grad_x + t * stride);
+    const int64_t begin = task.col_begin * grid.block_in;
+    const int64_t width = smaller(task.col_end * grid.block_in, grid.in) - begin;
+    if (buffered)
+      copy_row<T>(nullptr, (task.col_end - task.col_begin) * tokens * stride,
+                  scratch + input_grad_block_size(grid));
+    else
+      for (int64_t t = task.token_begin; t < task.token_end; ++t)
+        copy_row<T>(nullptr, width, args.grad_x + t * grid.in + begin);
   }
-  for (int64_t row = 0; row < grid.rows; ++row) {
-    const BlockUse<T> use =
-        block_use(args.groups, row * grid.cols + task.col, task.token_begin, task.token_end);
-    if (use.count == 0) continue;
-    const int64_t outputs = outputs_of_row(grid, row);
-    copy_to_panels(args.weight + row * grid.block_out * grid.in + input, grid.in, outputs, inputs,
-                   scratch);
-    input_grad_block<T>({args.grad_y.data + row * args.grad_y.block_stride, args.grad_y.stride,
-                         scratch, outputs, inputs, args.x.data + task.col * args.x.block_stride,
-                         args.x.stride, grad_x, stride, args.grad_gates, args.slots, use.entries,
-                         use.count});
+  // Rows of blocks outermost: the columns of a task share what they read of grad_y.
+  for (int64_t row = 0; row < grid.rows; ++row)
+    for (int64_t col = task.col_begin; col < task.col_end; ++col) {
+      const BlockUse<T> use =
+          block_use(args.groups, row * grid.cols + col, task.token_begin, task.token_end);
+      if (use.count == 0) continue;
+      const int64_t outputs = outputs_of_row(grid, row), inputs = inputs_of_col(grid, col);
+      copy_to_panels(args.weight + row * grid.block_out * grid.in + col * grid.block_in, grid.in,
+                     outputs, inputs, scratch);
+      input_grad_block<T>({args.grad_y.data + row * args.grad_y.block_stride, args.grad_y.stride,
+                           scratch, outputs, inputs, args.x.data + col * args.x.block_stride,
+                           args.x.stride, target(col), stride, args.grad_gates, args.slots,
+                           use.entries, use.count});
+    }
+  if (!args.grad_x || !buffered) return;
+  for (int64_t t = task.token_begin; t < task.token_end; ++t) {
+    const T* from = target(task.col_begin) + t * stride;
+    T* to = args.grad_x + t * grid.in + task.col_begin * grid.block_in;
+    for (int64_t col = task.col_begin; col < task.col_end; ++col) {
+      copy_row(from, inputs_of_col(grid, col), to);
+      from += tokens * stride;
+      to += grid.block_in;
+    }
   }
-  if (grad_x && buffered)
-    for (int64_t t = task.token_begin; t < task.token_end; ++t)
-      copy_row(grad_x + t * stride, inputs, args.grad_x + t * grid.in + input);
 }
 
 }  // namespace blockgate::BLOCKGATE_ISA

@@ -11,6 +11,7 @@
 //   multiply_pairs  two products and their sum in each 32-bit lane
 //   in_order        sums of such products, put in the order of the outputs
 //   transpose       a square of vectors
+//   repeat          16 or 32 bytes that fill a vector, repeated while loading
 //
 // Every other header of this folder is written in terms of these and knows no instruction set.
 #pragma once
@@ -33,6 +34,18 @@ inline constexpr int LANES = BLOCKGATE_VECTOR_BYTES / sizeof(T);
 // Vectors that hold one panel.
 template <class T>
 inline constexpr int PANEL_VECTORS = PANEL / LANES<T>;
+
+// Fewer values than a vector holds.
+template <class T, int COUNT>
+struct PartOf {
+  typedef T type __attribute__((vector_size(COUNT * sizeof(T))));
+};
+template <class T>
+struct PartOf<T, 1> {
+  typedef T type;
+};
+template <class T, int COUNT>
+using Part = typename PartOf<T, COUNT>::type;
 
 // x - 0 is x for every x, -0 and NaN included, so this is a plain broadcast.
 template <class T>

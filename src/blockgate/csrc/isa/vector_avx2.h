@@ -33,6 +33,12 @@ BLOCKGATE_INLINE Vec<int32_t> multiply_pairs(Vec<int16_t> a, Vec<int16_t> b) {
   return (Vec<int32_t>)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 }
 
+template <int BYTES>
+BLOCKGATE_INLINE Vec<float> repeat(const void* p) {
+  static_assert(BYTES == 16);
+  return (Vec<float>)_mm256_broadcast_ps((const __m128*)p);
+}
+
 BLOCKGATE_INLINE void in_order(Vec<int32_t>* panel) {
   const auto low = (__m256i)panel[0], high = (__m256i)panel[1];
   panel[0] = (Vec<int32_t>)_mm256_permute2x128_si256(low, high, 0x20);

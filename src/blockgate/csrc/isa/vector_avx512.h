@@ -28,6 +28,12 @@ BLOCKGATE_INLINE Vec<int32_t> multiply_pairs(Vec<int16_t> a, Vec<int16_t> b) {
   return (Vec<int32_t>)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 }
 
+template <int BYTES>
+BLOCKGATE_INLINE Vec<float> repeat(const void* p) {
+  if constexpr (BYTES == 16) return (Vec<float>)_mm512_broadcast_f32x4(_mm_loadu_ps((const float*)p));
+  else return (Vec<float>)_mm512_broadcast_f32x8(_mm256_loadu_ps((const float*)p));
+}
+
 BLOCKGATE_INLINE void in_order(Vec<int32_t>*) {}
 
 template <class T>

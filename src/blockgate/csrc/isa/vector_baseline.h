@@ -70,6 +70,12 @@ BLOCKGATE_INLINE Vec<int32_t> multiply_pairs(Vec<int16_t> a, Vec<int16_t> b) {
 #endif
 }
 
+template <int BYTES>
+BLOCKGATE_INLINE Vec<float> repeat(const void* p) {
+  static_assert(BYTES == BLOCKGATE_VECTOR_BYTES);
+  return load(static_cast<const float*>(p));
+}
+
 BLOCKGATE_INLINE void in_order(Vec<int32_t>*) {}
 
 template <class T>

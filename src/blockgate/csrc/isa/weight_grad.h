@@ -3,7 +3,7 @@
 // Each block is written by one task, its tokens in ascending order.
 #pragma once
 
-#include "isa/forward.h"
+#include "isa/thin_weight_grad.h"
 
 namespace blockgate::BLOCKGATE_ISA {
 
@@ -24,9 +24,9 @@ constexpr int64_t gathered_stride(int64_t tokens, int64_t width) {
 }
 
 template <class T>
-int64_t weight_grad_scratch(const Grid& grid) {
+int64_t weight_grad_scratch(const Grid& grid, int64_t cols) {
   const int64_t outputs = smaller(grid.block_out, grid.out), tokens = gathered_tokens(grid);
-  return ceil_div(packed_depth(grid), PANEL) * gathered_stride(tokens, PANEL) +
+  return thin_weight_grad_scratch(grid, cols) + ceil_div(packed_depth(grid), PANEL) * gathered_stride(tokens, PANEL) +
          ceil_div(outputs, GRAD_ROWS<T>) * gathered_stride(tokens, GRAD_ROWS<T>);
 }
 
@@ -95,7 +95,9 @@ void gather_tokens(const Gathered<T>& gathered, const T* grad_y, int64_t grad_y_
         store(to_y, load(from_y + o));
     for (; o + ROWS <= outputs; o += ROWS, to_y += gathered.grad_y_stride)
       __builtin_memcpy(to_y, from_y + o, ROWS * sizeof(T));
-    // The rest of the last group stays as it is: those results are never stored.
+    // The rest of the last group is 0: its results are never stored, but what memory happens to
+    // hold can be numbers so small that computing with them takes a hundred times as long.
+    for (int64_t i = outputs - o; i > 0 && i < ROWS; ++i) to_y[i] = T(0);
     if (outputs - o >= 4) {
       __builtin_memcpy(to_y, from_y + o, 4 * sizeof(T));
       o += 4;
@@ -180,16 +182,20 @@ void short_rows_weight_grad(const BackwardArgs<T>& args, int64_t row, int64_t co
   }
 }
 
+// The outputs of a block from `first_output` on.
 template <class T>
-void weight_grad(const BackwardArgs<T>& args, int64_t block, T* scratch) {
+void block_weight_grad(const BackwardArgs<T>& args, int64_t row, int64_t col, int64_t first_output,
+                       T* scratch) {
   const Grid& grid = args.grid;
-  const int64_t row = block / grid.cols, col = block % grid.cols;
-  const int64_t outputs = outputs_of_row(grid, row), inputs = inputs_of_col(grid, col);
-  T* grad = args.grad_weight + row * grid.block_out * grid.in + col * grid.block_in;
+  const int64_t block = row * grid.cols + col;
+  const int64_t outputs = outputs_of_row(grid, row) - first_output;
+  const int64_t inputs = inputs_of_col(grid, col);
+  T* grad =
+      args.grad_weight + (row * grid.block_out + first_output) * grid.in + col * grid.block_in;
   const int64_t begin = args.groups.starts[block], end = args.groups.starts[block + 1];
   if (begin == end)
     for (int64_t o = 0; o < outputs; ++o) copy_row<T>(nullptr, inputs, grad + o * grid.in);
-  if (inputs == PANEL && outputs <= 4 * PANEL)
+  if (inputs == PANEL && first_output == 0 && outputs <= 4 * PANEL)
     return short_rows_weight_grad(args, row, col, begin, end, grad);
   const int64_t limit = gathered_tokens(grid);
   for (int64_t first = begin; first < end; first += limit) {
@@ -202,11 +208,20 @@ void weight_grad(const BackwardArgs<T>& args, int64_t block, T* scratch) {
                                tokens,
                                outputs,
                                inputs};
-    gather_tokens(gathered, args.grad_y.data + row * args.grad_y.block_stride, args.grad_y.stride,
-                  args.x.data + col * args.x.block_stride, args.x.stride,
+    gather_tokens(gathered, args.grad_y.data + row * args.grad_y.block_stride + first_output,
+                  args.grad_y.stride, args.x.data + col * args.x.block_stride, args.x.stride,
                   args.groups.entries + first);
     weight_grad_panels<tile_panels<T>(GRAD_ROWS<T>)>(gathered, 0, grad, grid.in, first > begin);
   }
+}
+
+template <class T>
+void weight_grad(const BackwardArgs<T>& args, const WeightGradTask& task, T* scratch) {
+  const int64_t thin = thin_outputs(args.grid, task.row);
+  if (thin) thin_weight_grad(args, task, thin, scratch);
+  if (thin == outputs_of_row(args.grid, task.row)) return;
+  for (int64_t col = task.col_begin; col < task.col_end; ++col)
+    block_weight_grad(args, task.row, col, thin, scratch);
 }
 
 }  // namespace blockgate::BLOCKGATE_ISA
