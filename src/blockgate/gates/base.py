@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from blockgate.changes import CountsChanges
 from blockgate.errors import BlockgateError, invalid
+from blockgate.gates.carrier import carry
 from blockgate.grid import BlockGrid, check_sparsity
 from blockgate.ops import gate_scores
 from blockgate.spec import GateSpec
@@ -203,7 +203,7 @@ class Gate(CountsChanges, ABC):
     def _open(self, sparsity: float, open_blocks: int) -> None:
         self._sparsity = float(sparsity)
         self._open_blocks = open_blocks
-        self._open_blocks_carrier = _carry(open_blocks)
+        self._open_blocks_carrier = carry(open_blocks)
 
     @property
     def open_blocks(self) -> int:
@@ -315,16 +315,3 @@ class Gate(CountsChanges, ABC):
         except (BlockgateError, TypeError, ValueError, RuntimeError) as error:
             # The last argument collects what load_state_dict then raises, with every other fault of the checkpoint.
             args[-1].append(f"{prefix}sparsity: {error}")
-
-
-def _carry(number: int) -> Tensor:
-    """A tensor without memory whose length is `number`.
-
-    torch.compile takes an int of a module for a constant and compiles anew whenever it changes; the length of a tensor
-    can be a variable of the graph. Marking it says so before the compiler asks, for every length from 1 on; a model
-    that was made before the compiler was imported is marked when its sparsity first changes.
-    """
-    carrier = torch.empty(number, 0, device="cpu")
-    if dynamo := sys.modules.get("torch._dynamo.decorators"):
-        dynamo.mark_unbacked(carrier, 0)
-    return carrier
