@@ -243,7 +243,7 @@ def test_every_file_of_the_folder_is_an_experiment_that_the_command_knows(capsys
 def test_the_study_of_gates_has_its_controls_at_every_level():
     for task in ("ptb-qrnn", "ptb-lstm"):
         for percent in (50, 90):
-            wanted = [f"{task}-{kind}-no-dropout-{percent}" for kind in ("mask", "random", "oracle", "margin-thin")]
+            wanted = [f"{task}-{kind}-no-dropout-{percent}" for kind in ("mask", "random", "oracle", "margin")]
             assert set(wanted) <= set(names("gates"))
     base = shipped_configs()["ptb-lstm-laptop"]
     runs = {arm.family: run_of(arm, base) for arm in arms_of("gates", "laptop") if arm.percent == 90}
@@ -259,11 +259,11 @@ def test_the_figure_of_merit_is_told_seed_by_seed():
         facts = {"input_dependent": 0.5, "dead": 0.25}
         return {"seed": seed, "test": {"perplexity": perplexity}, "gates": {"layer": facts}}
 
-    arms = [Arm("ptb-lstm", kind, 90) for kind in ("mask", "oracle", "margin-thin")]
+    arms = [Arm("ptb-lstm", kind, 90) for kind in ("mask", "oracle", "margin")]
     results = {
         "ptb-lstm-mask-90": [result(1, 130.0), result(2, 132.0)],
         "ptb-lstm-oracle-90": [result(1, 120.0)],
-        "ptb-lstm-margin-thin-90": [result(1, 122.5), result(2, 124.0)],
+        "ptb-lstm-margin-90": [result(1, 122.5), result(2, 124.0)],
     }
     rows = [line for line in merit_section(arms, results).splitlines() if line.startswith("| ptb-lstm")]
     assert len(rows) == 1, "only the first seed has all three"

@@ -78,11 +78,21 @@ CONTROLS = {
     "random": Kind(label="static random mask", run=_random_run),
     "oracle": Kind(label="oracle", run=partial(_gated_run, gate="oracle", key_size="auto", gate_hidden=None)),
 }
+# What the bias of a block that no word opens rises by, as a share of the gates' learning rate.
+REVIVE = 0.3
+
 GATES = {
-    "topk-square": Kind(label="topk, square blocks", run=partial(_gated_run, shape=square, gate="topk")),
     "topk-thin": Kind(label="topk, thin blocks", run=partial(_gated_run, gate="topk")),
-    "margin-square": Kind(label="margin, square blocks", run=partial(_gated_run, shape=square, gate="margin")),
-    "margin-thin": Kind(label="margin, thin blocks", run=partial(_gated_run, gate="margin")),
+    "margin-square": Kind(
+        label="margin, revived, square blocks",
+        run=partial(_gated_run, shape=square, gate="margin", revive=REVIVE),
+    ),
+    "margin-left": Kind(label="margin, thin blocks, dead ones left alone", run=partial(_gated_run, gate="margin")),
+    "margin-slow": Kind(
+        label="margin, revived, thin blocks, slow gates",
+        run=partial(_gated_run, gate="margin", revive=REVIVE, slow=True),
+    ),
+    "margin": Kind(label="margin, revived, thin blocks", run=partial(_gated_run, gate="margin", revive=REVIVE)),
 }
 KINDS.update(CONTROLS | GATES)
 
@@ -94,7 +104,7 @@ def merit_section(arms: Sequence[Arm], results: dict[str, list[dict[str, Any]]])
     rows = []
     for arm in arms:
         mask, oracle = (by_place.get((arm.task, kind, arm.percent)) for kind in ("mask", "oracle"))
-        if arm.family not in GATES or mask is None or oracle is None:
+        if arm.family not in ("dynamic-best", *GATES) or mask is None or oracle is None:
             continue
         for seed, score in scores[arm].items():
             if seed not in scores[mask] or seed not in scores[oracle]:
@@ -122,11 +132,13 @@ def merit_section(arms: Sequence[Arm], results: dict[str, list[dict[str, Any]]])
 
 
 def _arms(scale: str) -> list[Arm]:
-    kinds = [f"{kind}{NO_DROPOUT}" if scale != "paper" else kind for kind in ("dense", *CONTROLS, *GATES)]
+    # Without dropout, as gates want it: at the paper's scale it belongs to the task.
+    end = "" if scale == "paper" else NO_DROPOUT
+    kinds = [f"{kind}{end}" for kind in (*CONTROLS, "dynamic-best", *GATES)]
     return [
         arm
         for task in ("ptb-qrnn", "ptb-lstm")
-        for arm in (Arm(task, kinds[0]), *at_sparsities(task, (50, 90), *kinds[1:]))
+        for arm in (Arm(task, f"dense{end}"), *at_sparsities(task, (50, 90), *kinds))
     ]
 
 
