@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import blockgate as bg
-from blockgate.gates.revive import revive_blocks
+from blockgate.gates import revive_blocks
 from tests.helpers import raises_blockgate
 
 

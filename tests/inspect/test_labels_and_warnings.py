@@ -79,12 +79,14 @@ def test_healthy_gates_get_no_warning():
     assert record.warnings() == []
 
 
-def test_collapse_is_told():
+def test_a_frozen_gate_is_told():
     messages = warnings_of([[0, 1]], [0] * 100)
-    assert one_of(messages, "gate: collapsed: two inputs have 100.0% of their open blocks in common")
+    assert one_of(messages, "gate: frozen: two inputs have 100.0% of their open blocks in common")
+    assert one_of(messages, "and 0.0% of the blocks depend on the input")
     assert one_of(messages, "2 of 4 blocks never opened in 100 rows")
-    # Two patterns that share half their blocks are no collapse.
-    assert not one_of(warnings_of(PATTERNS, [0, 1] * 50), "collapsed")
+    # Two patterns that share half their blocks are not frozen; one that is there most of the time is.
+    assert not one_of(warnings_of(PATTERNS, [0, 1] * 50), "frozen")
+    assert one_of(warnings_of([[0, 1], [2, 3]], [0] * 95 + [1] * 5), "frozen: two inputs have 90")
     # Nor is a gate that opens everything.
     assert warnings_of([[0, 1, 2, 3]], [0] * 100) == []
 

@@ -7,9 +7,10 @@ import pkgutil
 
 from blockgate.gates.base import Gate
 from blockgate.gates.registry import gate_kinds, make_gate, register_gate
+from blockgate.gates.revive import revive_blocks
 
 # Every file of this folder is imported, so that a kind is known by lying here.
 for _file in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_file.name}")
 
-__all__ = ["Gate", "gate_kinds", "make_gate", "register_gate"]
+__all__ = ["Gate", "gate_kinds", "make_gate", "register_gate", "revive_blocks"]

@@ -32,7 +32,7 @@ WHOLE_NUMBERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 # When warnings speak up. A block is judged once the density lets expect this many openings of it.
 JUDGED_OPENINGS = 20
 # Agreement between inputs beyond chance: 0 if each drew its blocks at random, 1 if all open the same.
-COLLAPSED_AGREEMENT = 0.9
+FROZEN_AGREEMENT = 0.7
 # Measured density below this share of the target.
 STARVED = 0.9
 
@@ -191,10 +191,14 @@ def _judge(gate: GateStatistics) -> Iterator[str]:
         return
     dead = int((gate.open_counts == 0).sum())
     if dead:
-        yield f"{dead} of {gate.grid.num_blocks} blocks never opened in {gate.rows} rows (dead blocks)."
-    overlap = gate.overlap().inputs
-    if overlap is not None and density < 1 and (overlap - density) / (1 - density) > COLLAPSED_AGREEMENT:
         yield (
-            f"collapsed: two inputs have {overlap:.1%} of their open blocks in common, at a density of {density:.1%}. "
-            "The gate hardly looks at its input; a lower learning rate or a balance loss may help."
+            f"{dead} of {gate.grid.num_blocks} blocks never opened in {gate.rows} rows (dead blocks): they get no "
+            "gradient. `blockgate.gates.revive_blocks` after every backward pass brings them back."
+        )
+    overlap = gate.overlap().inputs
+    if overlap is not None and density < 1 and (overlap - density) / (1 - density) > FROZEN_AGREEMENT:
+        yield (
+            f"frozen: two inputs have {overlap:.1%} of their open blocks in common, at a density of {density:.1%}, and "
+            f"{gate.shares(0.95).input_dependent:.1%} of the blocks depend on the input. Such a gate is hardly more "
+            "than a static mask; gate='margin' and a lower learning rate for gates keep it choosing."
         )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockgate.gates.revive import revive_blocks
+from blockgate.gates import revive_blocks
 from blockgate.lab.baselines import MagnitudePruner, prunable_weights
 from blockgate.lab.training.config import PruningConfig, RampConfig
 from blockgate.schedule import SparsityRamp

@@ -220,7 +220,7 @@ class _Training:
 
     @torch.no_grad()
     def _gate_health(self) -> dict[str, float]:
-        """Facts about the gates for a row, and warnings such as that they have collapsed; of this process's share."""
+        """Facts about the gates for a row, and warnings such as that they are frozen; of this process's share."""
         if not has_gates(self.module):
             return {}
         with record_gates(self.module, coactivation=False) as record:
