@@ -30,6 +30,7 @@ class GateOptions(TypedDict, total=False):
     gate: str
     normalise: str | None
     select: str | None
+    near_dense: bool
     backend: str
 
 
@@ -57,6 +58,8 @@ class GateSpec:
     select: str | None = None
     """Of topk, "per_row" opens as many in every row of blocks, "global" chooses among all. If unset, per row where a
     row has at least 4 blocks."""
+    near_dense: bool = False
+    """Whether gates start near 1, as `from_dense` and `sparsify_` make them for weights that were trained without."""
     backend: str = "auto"
     """Which code computes: "auto", "reference", "cpu" or "triton"; a named one that can't run raises."""
 

@@ -38,6 +38,7 @@ CASES = [
     Case(3, 7, 48, (16, 48), per_row=True, normalise="rms"),
     Case(4, 5, 48, (16, 12), 0.5, per_row=True, normalise="margin"),
     Case(3, 2, 20, (8, 20), 0.3, hidden=6, normalise="margin"),
+    Case(4, 5, 48, (16, 12), 0.0, per_row=True, normalise="margin_near_dense"),
     Case(3, 20, 64, (32, 32), 0.1, key=(5, 40), normalise="none", bias=False),
     Case(6, 2, 50, (50, 13), 1.0, hidden=18, normalise="rms"),
     Case(2, 40, 40, (24, 8), 0.2, per_row=True),

@@ -10,6 +10,8 @@ from blockgate.grid import BlockGrid
 from tests.helpers import assert_close, dense_mask_linear, expand, gradients, raises_blockgate
 from tests.ops import reference
 
+RULES = ("mean", "rms", "none", "margin", "margin_near_dense")
+
 
 def test_two_by_two_grid_by_hand():
     scores = torch.tensor([[4.0, -1.0, 2.0, 3.0]])
@@ -52,12 +54,20 @@ def test_margins_by_hand():
     scores = torch.tensor([[0.5, -1.0, 2.0, -3.0]], dtype=torch.float64)
     gates, indices = reference.topk_gates(scores, (2, 1), "margin")
     assert indices.tolist() == [[0, 2]]
-    values = torch.tensor([[1.625, 3.125]], dtype=torch.float64)  # above -1, and the floor of 1 / 8
+    values = torch.tensor([[1.501, 3.001]], dtype=torch.float64)  # above -1, and the floor
     assert_close(gates, values / (values.square().sum() / 4).sqrt())
-    # All open: the lowest value is the floor of 1.
+    # All open: the lowest value is an average step, 5 / 4, and the floor.
     gates, indices = reference.topk_gates(scores, (4, 1), "margin")
-    values = torch.tensor([[4.5, 3.0, 6.0, 1.0]], dtype=torch.float64)
+    values = torch.tensor([[4.751, 3.251, 6.251, 1.251]], dtype=torch.float64)
     assert_close(gates, values / values.square().mean().sqrt())
+
+
+def test_margins_near_a_dense_layer_by_hand():
+    scores = torch.tensor([[0.5, -1.0, 2.0, -3.0]], dtype=torch.float64)
+    for open_blocks, kept in {2: [1.625, 3.125], 4: [4.5, 3.0, 6.0, 1.0]}.items():  # the floors are 1 / 8 and 1
+        gates, _ = reference.topk_gates(scores, (open_blocks, 1), "margin_near_dense")
+        values = torch.tensor([kept], dtype=torch.float64)
+        assert_close(gates, values / (values.square().sum() / 4).sqrt())
 
 
 def test_margins_do_not_see_what_all_scores_share():
@@ -118,7 +128,7 @@ def _written_backward(grad, x, weight, gates, indices, grid):
         return reference.gated_linear_backward(grad, x, weight, gates, indices, grid.block, True, True, True)
 
 
-@given(st.integers(0, 4), st.integers(1, 4), st.integers(1, 6), st.sampled_from(["mean", "rms", "none", "margin"]))
+@given(st.integers(0, 4), st.integers(1, 4), st.integers(1, 6), st.sampled_from(RULES))
 def test_written_gate_gradient_equals_autograd(rows, groups, group_size, normalise):
     scores = torch.randn(rows, groups * group_size, dtype=torch.float64, requires_grad=True)
     selection = ((group_size + 1) // 2, groups)

@@ -48,7 +48,7 @@ def test_gated_linear_and_all_gradients_equal_the_reference(problem):
         assert_close(got, expected, name)
 
 
-RULES = ("mean", "rms", "none", "margin")
+RULES = ("mean", "rms", "none", "margin", "margin_near_dense")
 
 
 @given(

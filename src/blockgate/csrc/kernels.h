@@ -105,8 +105,13 @@ struct WeightGradTask {
   int64_t row, col_begin, col_end;
 };
 
-// margin: values are distances to the runner-up, scaled as for rms.
-enum class Normalise { mean, rms, none, margin };
+// margin: values are distances to the runner-up, scaled as for rms; the second kind, for layers that
+// were trained without gates, adds more to each.
+enum class Normalise { mean, rms, none, margin, margin_near_dense };
+
+inline bool is_margin(Normalise rule) {
+  return rule == Normalise::margin || rule == Normalise::margin_near_dense;
+}
 
 struct TopK {
   int64_t scores, open_blocks, groups;

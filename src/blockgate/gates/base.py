@@ -86,7 +86,10 @@ class Gate(CountsChanges, ABC):
         self.register_parameter("hidden_weight", hidden_weight)
         self.register_parameter("hidden_bias", hidden_bias)
         self.target_sparsity = self._spec.sparsity
-        self.reset_parameters()
+        if self._spec.near_dense:
+            self.reset_near_dense()
+        else:
+            self.reset_parameters()
 
     @property
     def spec(self) -> GateSpec:
@@ -277,6 +280,7 @@ class Gate(CountsChanges, ABC):
             bound = 1 / math.sqrt(weight.shape[1])
             nn.init.uniform_(weight, -bound, bound)
             nn.init.zeros_(bias)
+        self._take(replace(self._spec, near_dense=False))
         self.count_change()
 
     def reset_near_dense(self) -> None:
@@ -284,6 +288,7 @@ class Gate(CountsChanges, ABC):
         self.reset_parameters()
         nn.init.normal_(self.weight, std=NEAR_DENSE_SPREAD / math.sqrt(self.weight.shape[1]))
         nn.init.ones_(self.bias)
+        self._take(replace(self._spec, near_dense=True))
         self.count_change()
 
     def extra_repr(self) -> str:

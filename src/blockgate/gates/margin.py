@@ -33,10 +33,10 @@ HIDDEN_ROWS = 128
 class MarginGate(TopKGate):
     """Opens the k largest scores; a gate is the distance to the largest score that stays closed, scaled to rms 1.
 
-    Exactly k blocks open, whatever the signs of the scores. Adding a constant to all scores changes nothing, and the
-    runner-up gets a gradient. Where few blocks open, one that is about to change has a value near 0, so that blocks
-    come and go without a jump; with all open the least value is 1, so that the gates of a layer that was trained
-    without start near 1. In between, this floor falls with the cube of the density.
+    Exactly k blocks open, whatever the signs of the scores. A block that is about to change has the value 0, adding a
+    constant to all scores changes nothing, and the runner-up gets a gradient: so blocks come and go without a jump, and
+    none dies by drifting. In a layer that was trained without gates (`GateSpec.near_dense`) each gate is 1 more while
+    all blocks are open, so that they start near 1; what is added falls with the cube of the density.
 
     Args as in `Gate`; `GateSpec.select` is an option of this kind.
 
@@ -61,7 +61,7 @@ class MarginGate(TopKGate):
 
     def _take(self, spec: GateSpec) -> None:
         super()._take(spec)
-        self._normalise = "margin"
+        self._normalise = "margin_near_dense" if spec.near_dense else "margin"
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Compact gates and ascending block indices, (N, groups * open_blocks), for x (N, in_features)."""

@@ -43,6 +43,7 @@ class DynamicSparseLinear(RunnableLinear):
         normalise: of topk, what the gates are scaled to: "rms" 1 (if unset), "mean" 1, or "none".
         select: of topk, "per_row" opens as many in every row of blocks, "global" chooses among all. If unset, per row
             where a row has at least 4 blocks.
+        near_dense: whether gates start near 1, for weights that were trained without; `from_dense` does so.
         backend: "auto", "reference", "cpu" or "triton"; a named one that can't run raises.
     """
 

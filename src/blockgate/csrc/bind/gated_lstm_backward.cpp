@@ -117,7 +117,7 @@ Results lstm_backward(const Tensor& weight, const Tensor& gate_weight,
       const auto add_scores = [&](T* to) {
         kernel.add_rows(gate_w.data, gate.scored, grad_score, chosen, kept, to);
         // With all blocks open the runner-up is one of the chosen.
-        if (spec.normalise == Normalise::margin && kept < gate.scores)
+        if (is_margin(spec.normalise) && kept < gate.scores)
           kernel.add_rows(gate_w.data, gate.scored, grad_score, runners, spec.groups, to);
       };
       T* grad_key = data_of<T>(grad_h) + row * size + gate.key.offset;

@@ -15,7 +15,9 @@ inline Normalise normalise_of(const std::string& name) {
   if (name == "mean") return Normalise::mean;
   if (name == "rms") return Normalise::rms;
   if (name == "margin") return Normalise::margin;
-  STD_TORCH_CHECK(name == "none", "normalise: expected mean, rms, margin or none, got ", name);
+  if (name == "margin_near_dense") return Normalise::margin_near_dense;
+  STD_TORCH_CHECK(name == "none", "normalise: expected mean, rms, none, margin or margin_near_dense, got ",
+                  name);
   return Normalise::none;
 }
 

@@ -1,20 +1,20 @@
 // Margin gates for one row of scores, and their gradient.
 //
 // The value of a kept score is its distance to the runner-up, the largest score of the group that
-// is not kept (or the lowest of all where all are), and a floor more: near the floor where a block
-// is about to change, and the same if all scores move together.
+// is not kept, and a floor more: near the floor where a block is about to change, and the same if
+// all scores move together. With all blocks open the lowest score takes the place of the runner-up.
 #pragma once
 
 #include "isa/topk.h"
 
 namespace blockgate::BLOCKGATE_ISA {
 
-// The least value of a kept score: 1 with all blocks open, so that scores that hardly differ then
-// mean gates that hardly differ, and almost 0 where few are kept. Never 0: equal scores would give
-// 0 / 0.
-inline double margin_floor(int64_t kept, int64_t count) {
+// The least value of a kept score. Near a dense layer it is 1 with all blocks open, so that scores
+// that hardly differ mean gates that hardly differ, and falls with the cube of the density. Never
+// 0: equal scores would give 0 / 0.
+inline double margin_floor(Normalise rule, int64_t kept, int64_t count) {
   const double density = double(kept) / double(count), cube = density * density * density;
-  return cube > 0.001 ? cube : 0.001;
+  return rule == Normalise::margin_near_dense && cube > 0.001 ? cube : 0.001;
 }
 
 // Integers that order as the scores do, negative ones included and NaN above all; padded as in
@@ -71,40 +71,50 @@ BLOCKGATE_INLINE int64_t first_largest(const T* scores, int64_t count) {
   return -1;
 }
 
-// A group's runner-up: its index, and what the kept scores are measured from.
+// A group's runner-up: its index, and what the kept scores are measured from. With all blocks open,
+// the lowest score, and the index of the highest one.
 template <class T>
 struct RunnerUp {
-  int64_t index;
+  int64_t index, highest;
   T threshold;
 };
 
-// `kept` indices, counted from `offset` on, are those of the group's largest scores. `scratch`
-// holds `count` numbers.
+// `indices` (spec.open_blocks), counted from `offset` on, are those of the group's largest scores.
+// `scratch` holds `count` numbers.
 template <class T>
-BLOCKGATE_INLINE RunnerUp<T> runner_up(const T* scores, int64_t count, const int64_t* indices,
-                                       int64_t kept, int64_t offset, T* scratch) {
-  int64_t index = 0;
+BLOCKGATE_INLINE RunnerUp<T> runner_up(const TopK& spec, const T* scores, int64_t count,
+                                       const int64_t* indices, int64_t offset, T* scratch) {
+  const int64_t kept = spec.open_blocks;
+  const T floor = T(margin_floor(spec.normalise, kept, count));
   if (kept < count) {
     __builtin_memcpy(scratch, scores, count * sizeof(T));
     // A search over all that skips kept ones would have to branch at each.
     for (int64_t i = 0; i < kept; ++i) scratch[indices[i] - offset] = T(__builtin_nan(""));
-    index = first_largest(scratch, count);
+    const int64_t best = first_largest(scratch, count);
     // Kept scores come first: what is left and has no largest is all NaN.
-    if (index < 0) return {0, T(__builtin_nan(""))};
-  } else {
-    for (int64_t i = 1; i < count; ++i) index = scores[i] <= scores[index] ? i : index;
+    if (best < 0) return {0, 0, T(__builtin_nan(""))};
+    return {best, best, scores[best] - floor};
   }
-  return {index, scores[index] - T(margin_floor(kept, count))};
+  int64_t lowest = 0, highest = 0;
+  for (int64_t i = 1; i < count; ++i) {
+    lowest = scores[i] <= scores[lowest] ? i : lowest;
+    highest = scores[i] > scores[highest] ? i : highest;
+  }
+  const T low = scores[lowest];
+  // Fresh gates begin with an average step: they are to differ from the start.
+  const T step = spec.normalise == Normalise::margin ? (scores[highest] - low) / T(count) : T(0);
+  return {lowest, highest, low - step - floor};
 }
 
 template <class T>
-BLOCKGATE_INLINE void margin_group(const T* scores, int64_t count, int64_t kept, int64_t offset,
-                                   Key<T>* keys, T* values, int64_t* indices) {
+BLOCKGATE_INLINE void margin_group(const TopK& spec, const T* scores, int64_t count,
+                                   int64_t offset, Key<T>* keys, T* values, int64_t* indices) {
+  const int64_t kept = spec.open_blocks;
   const KeyRange<Key<T>> range = make_ordered_keys<T>(scores, count, keys);
   pick<Key<T>>(keys, count, kept, range, keys + ceil_div(count, PANEL) * PANEL, indices);
   // The keys have done their work; their memory is the caller's scratch.
   T* scratch = reinterpret_cast<T*>(keys);
-  const T threshold = runner_up(scores, count, indices, kept, 0, scratch).threshold;
+  const T threshold = runner_up(spec, scores, count, indices, 0, scratch).threshold;
   for (int64_t i = 0; i < kept; ++i) {
     values[i] = scores[indices[i]] - threshold;
     indices[i] += offset;
@@ -122,7 +132,7 @@ void margin_backward(const TopK& spec, const T* grad_gates, const T* scores, con
     const int64_t* chosen = indices + g * kept;
     T* mine = grad_scores + g * group;
     const RunnerUp<T> runner =
-        runner_up(scores + g * group, group, chosen, kept, g * group, mine);
+        runner_up(spec, scores + g * group, group, chosen, g * group, mine);
     __builtin_memset(mine, 0, group * sizeof(T));
     runners[g] = g * group + runner.index;
     for (int64_t i = 0; i < kept; ++i) {
@@ -143,12 +153,20 @@ void margin_backward(const TopK& spec, const T* grad_gates, const T* scores, con
       total += found;
     }
     grad_scores[runners[g]] -= T(total);
+    if (kept == group && spec.normalise == Normalise::margin) {
+      const double step = total / double(group);
+      const T* mine = scores + g * group;
+      const int64_t highest =
+          runner_up(spec, mine, group, indices + g * kept, g * group, grad_scores).highest;
+      grad_scores[g * group + highest] += T(step);
+      grad_scores[runners[g]] -= T(step);
+    }
   }
 }
 
 template <class T>
 void top_k(const TopK& spec, const T* scores, T* gates, int64_t* indices, T* scratch) {
-  if (spec.normalise == Normalise::margin)
+  if (is_margin(spec.normalise))
     top_k_by(margin_group<T>, spec, scores, gates, indices, scratch);
   else
     top_k_by(select_group<T>, spec, scores, gates, indices, scratch);
@@ -157,7 +175,7 @@ void top_k(const TopK& spec, const T* scores, T* gates, int64_t* indices, T* scr
 template <class T>
 void top_k_backward(const TopK& spec, const T* grad_gates, const T* scores, const T* gates,
                     const int64_t* indices, T* grad_scores, int64_t* runners) {
-  if (spec.normalise == Normalise::margin)
+  if (is_margin(spec.normalise))
     margin_backward(spec, grad_gates, scores, gates, indices, grad_scores, runners);
   else
     relu_backward(spec, grad_gates, scores, gates, indices, grad_scores);

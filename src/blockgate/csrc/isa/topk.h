@@ -170,8 +170,9 @@ BLOCKGATE_INLINE void pick(const K* keys, int64_t count, int64_t kept, KeyRange<
 }
 
 template <class T>
-BLOCKGATE_INLINE void select_group(const T* scores, int64_t count, int64_t kept, int64_t offset,
-                                   Key<T>* keys, T* values, int64_t* indices) {
+BLOCKGATE_INLINE void select_group(const TopK& spec, const T* scores, int64_t count,
+                                   int64_t offset, Key<T>* keys, T* values, int64_t* indices) {
+  const int64_t kept = spec.open_blocks;
   const KeyRange<Key<T>> range = make_keys<T>(scores, count, keys);
   pick<Key<T>>(keys, count, kept, range, keys + ceil_div(count, PANEL) * PANEL, indices);
   for (int64_t i = 0; i < kept; ++i) {
@@ -215,6 +216,7 @@ BLOCKGATE_INLINE double gate_scale(const Moments& m, int64_t scores, Normalise n
   switch (normalise) {
     case Normalise::mean: return double(scores) / m.sum;
     case Normalise::margin:
+    case Normalise::margin_near_dense:
     case Normalise::rms: return 1.0 / __builtin_sqrt(m.squares / double(scores));
     default: return 1;
   }
@@ -227,7 +229,7 @@ BLOCKGATE_INLINE void top_k_by(const Select& select, const TopK& spec, const T* 
   const int64_t group = spec.scores / spec.groups;
   Key<T>* keys = reinterpret_cast<Key<T>*>(scratch);
   for (int64_t g = 0; g < spec.groups; ++g)
-    select(scores + g * group, group, spec.open_blocks, g * group, keys,
+    select(spec, scores + g * group, group, g * group, keys,
            gates + g * spec.open_blocks, indices + g * spec.open_blocks);
   if (spec.normalise == Normalise::none) return;
   const int64_t kept = spec.groups * spec.open_blocks;

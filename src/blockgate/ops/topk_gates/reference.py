@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 __all__ = ["topk_gates", "topk_gates_backward"]
 
 
-# What the least value of a kept margin is never below: equal scores never mean 0 / 0.
+# Rules whose values are distances to the largest score that is not kept.
+MARGINS = ("margin", "margin_near_dense")
+
+# The least value of a kept margin: equal scores never mean 0 / 0.
 MARGIN_FLOOR = 0.001
 
 
@@ -27,14 +30,14 @@ def topk_gates(scores: Tensor, selection: Sequence[int], normalise: str) -> tupl
     open_blocks, groups = selection
     rows, num_scores = scores.shape
     by_group = scores.view(rows, groups, num_scores // groups)
-    if normalise != "margin":
+    if normalise not in MARGINS:
         by_group = torch.relu(by_group)
     order = torch.sort(by_group, dim=-1, descending=True, stable=True).indices
     kept = order[..., :open_blocks].sort(dim=-1).values
     first = torch.arange(groups, device=scores.device)[:, None] * (num_scores // groups)
     values = by_group.gather(-1, kept)
-    if normalise == "margin":
-        values = values - _runner_up(by_group, order, open_blocks)
+    if normalise in MARGINS:
+        values = values - _runner_up(by_group, order, open_blocks, normalise)
     values = values.flatten(1)
     return values / _average(values, num_scores, normalise), (kept + first).flatten(1)
 
@@ -48,8 +51,10 @@ def topk_gates_backward(
     values = scores.gather(1, indices)
     by_group = scores.view(rows, groups, num_scores // groups)
     order = torch.sort(by_group, dim=-1, descending=True, stable=True).indices
-    if normalise == "margin":
-        values = (values.view(rows, groups, open_blocks) - _runner_up(by_group, order, open_blocks)).flatten(1)
+    if normalise in MARGINS:
+        values = (values.view(rows, groups, open_blocks) - _runner_up(by_group, order, open_blocks, normalise)).flatten(
+            1
+        )
     else:
         values = torch.relu(values)
     if normalise != "none":
@@ -59,31 +64,33 @@ def topk_gates_backward(
         grad = (grad - divisor) / _average(values, num_scores, normalise)
     kept = torch.where(values == 0, 0, grad)
     result = torch.zeros_like(scores).scatter(1, indices, kept)
-    if normalise == "margin":
+    if normalise in MARGINS:
         # Moving the runner-up moves every value of its group the other way.
-        runner = order[..., min(open_blocks, order.shape[-1] - 1), None]
+        size = order.shape[-1]
+        runner = order[..., min(open_blocks, size - 1), None]
         moved = -kept.view(rows, groups, open_blocks).sum(-1, keepdim=True)
-        result = result.view_as(by_group).scatter_add(-1, runner, moved).view_as(scores)
+        result = result.view_as(by_group).scatter_add(-1, runner, moved)
+        if open_blocks == size and normalise == "margin":
+            result = result.scatter_add(-1, runner, moved / size).scatter_add(-1, order[..., :1], -moved / size)
+        result = result.view_as(scores)
     return result
 
 
-def _runner_up(by_group: Tensor, order: Tensor, open_blocks: int) -> Tensor:
-    """What the kept scores of every group are measured from, (N, groups, 1).
+def _runner_up(by_group: Tensor, order: Tensor, open_blocks: int, normalise: str) -> Tensor:
+    """What the kept scores of every group are measured from, (N, groups, 1): the largest score that is not kept.
 
-    That is the largest score that is not kept, or the lowest of all where all are, less the floor: the least value that
-    a kept margin has.
+    And a little less. With all blocks open there is none, and the lowest score takes its place: less an average step,
+    or near a dense layer, where scores that hardly differ must mean gates that hardly differ, less 1. That 1 falls with
+    the cube of the density.
     """
     size = by_group.shape[-1]
-    return by_group.gather(-1, order[..., min(open_blocks, size - 1), None]) - margin_floor(open_blocks, size)
-
-
-def margin_floor(open_blocks: int, size: int) -> float:
-    """The least value of a kept margin, where `open_blocks` of `size` are kept.
-
-    With all open it is 1, so that scores which hardly differ mean gates that hardly differ, as a layer wants that was
-    trained without. From there it falls fast: where few are kept, a block enters from almost 0.
-    """
-    return max(MARGIN_FLOOR, (open_blocks / size) ** 3)
+    lowest = by_group.gather(-1, order[..., min(open_blocks, size - 1), None])
+    if normalise == "margin_near_dense":
+        return lowest - max(MARGIN_FLOOR, (open_blocks / size) ** 3)
+    if open_blocks < size:
+        return lowest - MARGIN_FLOOR
+    step = (by_group.gather(-1, order[..., :1]) - lowest) / size
+    return lowest - step - MARGIN_FLOOR
 
 
 def _average(values: Tensor, num_scores: int, normalise: str) -> Tensor:
