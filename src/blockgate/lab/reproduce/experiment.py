@@ -25,7 +25,8 @@ class Experiment:
         title: of the table.
         arms: its arms at a scale, in the order of its rows.
         draw: for a figure: draws it from the trained models into a folder, and returns the report in Markdown.
-        more: makes further sections of the report, in Markdown, from the arms that have results and the results.
+        more: makes further sections of the report, in Markdown, from the arms that have results and their results, and
+            draws what belongs to them into a folder.
         paper: the numbers that the paper prints, by the names of arms: test perplexity, or test error as a share.
     """
 
@@ -34,5 +35,5 @@ class Experiment:
     title: str = ""
     arms: Callable[[str], list[Arm]]
     draw: Callable[[dict[Arm, Trained], Path], str] | None = None
-    more: Callable[[Sequence[Arm], dict[str, list[dict[str, Any]]]], str] | None = None
+    more: Callable[[Sequence[Arm], dict[str, list[dict[str, Any]]], Path], str] | None = None
     paper: Mapping[str, float] = field(default_factory=dict)

@@ -134,7 +134,7 @@ def _written_up(order: Order, arms: Sequence[Arm], jobs: Sequence[Job], folder: 
             draw_quality(points, metric, folder / f"quality-{task}.png")
     experiment = EXPERIMENTS[order.experiment]
     text = table(experiment.title, every, results, order.scale, times)
-    return text if experiment.more is None else f"{text}\n{experiment.more(every, results)}"
+    return text if experiment.more is None else f"{text}\n{experiment.more(every, results, folder)}"
 
 
 def _measured_times(order: Order, models: dict[Arm, Any], before: dict[str, Any] | None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ Results = dict[str, list[dict[str, Any]]]
 METRICS = {"perplexity": ("{:.2f}", "{:.2f}"), "error": ("{:.2%}", "about {:.0%}")}
 
 # What may differ between the runs of one task: all else is their common recipe.
-OWN = ("model.", "optimizer.gate_lr:", "pruning.", "ramp.", "seed:")
+OWN = ("model.", "optimizer.gate_lr:", "optimizer.revive:", "pruning.", "ramp.", "seed:")
 
 NOTES = """\
 - Density: share of the layers' blocks (dynamic, static) or weights (pruned) that an input meets, as measured on the

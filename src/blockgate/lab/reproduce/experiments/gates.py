@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from blockgate.inspect.table import markdown_table, to_percent
@@ -13,6 +14,7 @@ from blockgate.lab.baselines.oracle import recovered
 from blockgate.lab.reproduce.arms import NO_DROPOUT, Arm, at_sparsities
 from blockgate.lab.reproduce.experiment import Experiment
 from blockgate.lab.reproduce.kinds import KINDS, SLOW_GATE_RATE, Kind, dense_run
+from blockgate.lab.reproduce.use import draw_use
 from blockgate.lab.training.config import PruningConfig
 from blockgate.spec import GateSpec
 
@@ -110,7 +112,6 @@ def merit_section(arms: Sequence[Arm], results: dict[str, list[dict[str, Any]]])
             if seed not in scores[mask] or seed not in scores[oracle]:
                 continue
             result = next(r for r in results[arm.name] if r["seed"] == seed)
-            gates = result["gates"].values()
             rows.append([
                 arm.task,
                 arm.label,
@@ -118,7 +119,7 @@ def merit_section(arms: Sequence[Arm], results: dict[str, list[dict[str, Any]]])
                 str(seed),
                 *(f"{value:.2f}" for value in (scores[mask][seed], score, scores[oracle][seed])),
                 to_percent(recovered(score, scores[mask][seed], scores[oracle][seed])),
-                *(to_percent(sum(gate[fact] for gate in gates) / len(gates)) for fact in ("input_dependent", "dead")),
+                *(to_percent(_mean_over_layers(result, fact)) for fact in ("input_dependent", "dead")),
             ])
     if not rows:
         return ""
@@ -129,6 +130,20 @@ def merit_section(arms: Sequence[Arm], results: dict[str, list[dict[str, Any]]])
         "Input-dependent: neither open nor closed for 95% of the test words. Dead: opened by none of them.\n\n"
         + markdown_table([*head, "input-dependent", "dead"], rows)
     )
+
+
+def _mean_over_layers(result: dict[str, Any], fact: str) -> float | None:
+    """None where it was not counted yet."""
+    values = [gate[fact] for gate in result["gates"].values() if fact in gate]
+    return sum(values) / len(values) if values else None
+
+
+def _more(arms: Sequence[Arm], results: dict[str, list[dict[str, Any]]], folder: Path) -> str:
+    """The figure of merit, and a picture of the use of blocks for each task."""
+    for task in dict.fromkeys(arm.task for arm in arms):
+        shown = [arm for arm in arms if arm.task == task and arm.family in ("dynamic-best", "margin")]
+        draw_use(shown, results, folder / f"use-{task}.png")
+    return merit_section(arms, results)
 
 
 def _arms(scale: str) -> list[Arm]:
@@ -147,5 +162,5 @@ EXPERIMENT = Experiment(
     about="which gates stay alive, between a static mask and an oracle",
     title="Gates that stay alive",
     arms=_arms,
-    more=merit_section,
+    more=_more,
 )
