@@ -69,7 +69,7 @@ def test_table2_from_end_to_end(table2):
         measured = times["quality"][name]
         assert measured["bfloat16"] == pytest.approx(result["test"]["perplexity"], rel=0.05)
         assert measured["int8"] == pytest.approx(result["test"]["perplexity"], rel=0.1)
-    for picture in ("quality-wikitext-2-lstm.png", "curves-ptb-lstm.png"):
+    for picture in ("quality-table2-wikitext-2-lstm.png", "curves-table2-ptb-lstm.png"):
         assert (table2 / "tiny" / picture).stat().st_size > 10_000
 
 

@@ -128,10 +128,10 @@ def _written_up(order: Order, arms: Sequence[Arm], jobs: Sequence[Job], folder: 
     metric = metric_of(results)
     for task in dict.fromkeys(arm.task for arm in arms):
         of_task = [arm for arm in every if arm.task == task]
-        draw_curves(of_task, results, metric, folder / f"curves-{task}.png")
+        draw_curves(of_task, results, metric, folder / f"curves-{order.experiment}-{task}.png")
         points = [] if times is None else list(points_of(of_task, results, times, metric))
         if points:
-            draw_quality(points, metric, folder / f"quality-{task}.png")
+            draw_quality(points, metric, folder / f"quality-{order.experiment}-{task}.png")
     experiment = EXPERIMENTS[order.experiment]
     text = table(experiment.title, every, results, order.scale, times)
     return text if experiment.more is None else f"{text}\n{experiment.more(every, results, folder)}"
