@@ -82,6 +82,8 @@ class GateSpec:
             )
         if self.select is not None and self.select not in SELECT:
             raise invalid("select", expected=f"one of {SELECT}", got=self.select, remedy="The paper uses 'global'.")
+        if not isinstance(self.near_dense, bool):
+            raise invalid("near_dense", expected="True or False", got=self.near_dense, remedy="The default is False.")
         check_backend(self.backend)
 
     @classmethod

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import blockgate as bg
 from blockgate.gates.margin import MarginGate
@@ -161,3 +164,67 @@ def test_a_layer_may_be_called_twice_before_the_gradient(make):
     outputs = [layer(torch.randn(3, 2, 24)) for _ in range(2)]
     sum((y[0] if isinstance(y, tuple) else y).sum() for y in outputs).backward()
     assert all(p.grad is not None for p in layer.parameters())
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("gate_hidden", HIDDEN)
+def test_activation_checkpointing_changes_nothing(gate_hidden, reentrant):
+    layer = trained_means(gate_hidden)
+    other = copy.deepcopy(layer)
+    x = 2 + torch.randn(64, 24)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    checkpoint(layer, inputs[0], use_reentrant=reentrant).square().sum().backward()
+    other(inputs[1]).square().sum().backward()
+    assert_close(inputs[0].grad, inputs[1].grad)
+    for one, two in zip(layer.parameters(), other.parameters(), strict=True):
+        assert_close(one.grad, two.grad)
+    for one, two in zip(layer.gate.buffers(), other.gate.buffers(), strict=True):
+        assert_close(one, two)
+
+
+def test_an_lstm_tells_its_gates_once_however_it_runs():
+    def means(run):
+        torch.manual_seed(0)
+        lstm = bg.DynamicSparseLSTM(24, 16, 2, block_size=(4, 3), sparsity=0.5, gate="margin")
+        told = []
+        for name, module in lstm.named_modules():
+            if isinstance(module, MarginGate):
+                module.observe = lambda x, name=name: told.append((name, len(x)))
+        run(lstm)
+        return told
+
+    x = torch.randn(5, 3, 24)
+
+    def recorded(lstm):
+        with bg.record_gates(lstm):
+            lstm(x)
+
+    expected = [(f"gate_{part}_l{layer}", 15) for layer in (0, 1) for part in ("ih", "hh")]
+    assert means(lambda lstm: lstm(x)) == expected
+    assert means(recorded) == expected
+    ends = nn.utils.rnn.pack_sequence([torch.randn(length, 24) for length in (5, 3, 1)])
+    assert means(lambda lstm: lstm(ends)) == [(name, 9) for name, _ in expected]
+
+
+def test_a_batch_that_is_not_finite_does_not_stay_in_the_means():
+    layer = trained_means(5)
+    x = torch.randn(8, 24)
+    layer(x.index_fill(1, torch.tensor([3]), float("inf")))
+    assert all(mean.isfinite().all() for mean in layer.gate.buffers())
+    assert layer(x).isfinite().all()
+
+
+def test_near_dense_is_part_of_a_checkpoint_and_survives_a_reset():
+    dense = nn.Linear(24, 16)
+    options = {"block_size": (4, 3), "sparsity": 0.5, "gate": "margin"}
+    layer = bg.DynamicSparseLinear.from_dense(dense, **options)
+    other = bg.DynamicSparseLinear(24, 16, **options)
+    other.load_state_dict(layer.state_dict())
+    assert layer.spec.near_dense
+    assert other.spec == layer.spec
+    x = torch.randn(6, 24)
+    assert_close(other.eval()(x), layer.eval()(x))
+    layer.reset_parameters()
+    assert layer.spec.near_dense
+    with raises_blockgate("near_dense"):
+        GateSpec(near_dense="no")

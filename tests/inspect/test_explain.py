@@ -130,6 +130,13 @@ def test_hooks_of_the_gate():
         check(model, x, FUSED, ("", ""))
 
 
+def test_a_gate_that_counts_in_training():
+    for model, x in [(linear(gate="margin"), rows()), (lstm(gate="margin"), steps())]:
+        check(model, x, FUSED, ("", ""))
+        check(model.train(), x, OPS, plan.GATE_OBSERVES)
+        check(bg.pack(model), x, FUSED, ("", ""))
+
+
 def test_a_patched_gate_is_called():
     for name in ("forward", "scores"):
         model, called = linear(), []
@@ -205,7 +212,7 @@ def test_every_refusal_has_a_test_here():
 
     refusals = [name for name, value in vars(plan).items() if isinstance(value, plan.Refusal)]
     text = Path(__file__).read_text()
-    assert len(refusals) == 22
+    assert len(refusals) == 23
     assert [name for name in refusals if f"plan.{name}" not in text] == []
 
 

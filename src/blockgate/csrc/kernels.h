@@ -109,7 +109,7 @@ struct WeightGradTask {
 // were trained without gates, adds more to each.
 enum class Normalise { mean, rms, none, margin, margin_near_dense };
 
-inline bool is_margin(Normalise rule) {
+static constexpr bool is_margin(Normalise rule) {
   return rule == Normalise::margin || rule == Normalise::margin_near_dense;
 }
 

@@ -58,6 +58,8 @@ class Gate(CountsChanges, ABC):
     own_options: ClassVar[frozenset[str]] = frozenset()
     # Whether native code computes this class, selection included. Not inherited: a subclass may compute another thing.
     native: ClassVar[bool] = False
+    # Whether it keeps count of what it sees in training, in `observe`.
+    observes: ClassVar[bool] = False
 
     weight: nn.Parameter
     bias: nn.Parameter
@@ -86,10 +88,7 @@ class Gate(CountsChanges, ABC):
         self.register_parameter("hidden_weight", hidden_weight)
         self.register_parameter("hidden_bias", hidden_bias)
         self.target_sparsity = self._spec.sparsity
-        if self._spec.near_dense:
-            self.reset_near_dense()
-        else:
-            self.reset_parameters()
+        self.reset_parameters()
 
     @property
     def spec(self) -> GateSpec:
@@ -248,7 +247,7 @@ class Gate(CountsChanges, ABC):
         return [self.weight, *([] if self.hidden_weight is None else [self.hidden_weight])]
 
     def observe(self, x: Tensor) -> None:
-        """Told of the rows x (N, in_features) that it decides on in training, for kinds that keep count."""
+        """Told in training, once in every forward pass, of the rows x (N, in_features) that it decides on."""
 
     def dense(self, x: Tensor) -> Tensor:
         """All gates, (N, out_blocks, in_blocks), 0 where closed, for x (N, in_features)."""
@@ -275,17 +274,25 @@ class Gate(CountsChanges, ABC):
         return share, counts / counts.sum(-1, keepdim=True).clamp(min=1)
 
     def reset_parameters(self) -> None:
-        """Fresh weights: as in nn.Linear, with bias 0, so that about half of the scores are positive at first."""
+        """Fresh weights: as in nn.Linear, with bias 0, so that about half of the scores are positive at first.
+
+        With `GateSpec.near_dense` those of `reset_near_dense`.
+        """
+        if self._spec.near_dense:
+            self.reset_near_dense()
+        else:
+            self._reset()
+
+    def _reset(self) -> None:
         for weight, bias in self._layers():
             bound = 1 / math.sqrt(weight.shape[1])
             nn.init.uniform_(weight, -bound, bound)
             nn.init.zeros_(bias)
-        self._take(replace(self._spec, near_dense=False))
         self.count_change()
 
     def reset_near_dense(self) -> None:
         """Weights whose gates start close to 1, for a weight matrix that was trained without gates."""
-        self.reset_parameters()
+        self._reset()
         nn.init.normal_(self.weight, std=NEAR_DENSE_SPREAD / math.sqrt(self.weight.shape[1]))
         nn.init.ones_(self.bias)
         self._take(replace(self._spec, near_dense=True))

@@ -8,6 +8,7 @@ itself, which moves slowly, says what all inputs have in common.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ class MarginGate(TopKGate):
     aliases = {}  # noqa: RUF012
     own_options = frozenset({"select"})
     native = True
+    observes = True
 
     key_mean: Tensor
     hidden_mean: Tensor | None
@@ -62,12 +64,6 @@ class MarginGate(TopKGate):
     def _take(self, spec: GateSpec) -> None:
         super()._take(spec)
         self._normalise = "margin_near_dense" if spec.near_dense else "margin"
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Compact gates and ascending block indices, (N, groups * open_blocks), for x (N, in_features)."""
-        if self.training:
-            self.observe(x)
-        return super().forward(x)
 
     def network(self) -> GateNetwork:
         """The parameters, with W (key - mean) + b written as W key + (b - W mean)."""
@@ -87,7 +83,7 @@ class MarginGate(TopKGate):
     @torch.no_grad()
     def observe(self, x: Tensor) -> None:
         """Moves the running means towards those of the rows x (N, in_features)."""
-        if not len(x):
+        if not len(x) or _in_backward():
             return
         key = self.key_of(x).to(self.key_mean.dtype)
         if self.hidden_mean is not None:
@@ -95,14 +91,39 @@ class MarginGate(TopKGate):
             assert weight is not None
             some = key[:: -(-len(key) // HIDDEN_ROWS)].contiguous()
             hidden = torch.relu(gate_scores(some, weight, bias, backend=self.backend))
-            self.hidden_mean.lerp_(hidden.mean(0), MOMENTUM)
-        self.key_mean.lerp_(key.mean(0), MOMENTUM)
+            _move(self.hidden_mean, hidden.mean(0))
+        _move(self.key_mean, key.mean(0))
 
-    def reset_parameters(self) -> None:
-        """Fresh weights, and means that nothing is known of."""
-        super().reset_parameters()
+    def _reset(self) -> None:
+        super()._reset()
         for mean in self.buffers():
             mean.zero_()
+
+    # As the sparsity, this says what is computed, so that weights alone would not be enough.
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "near_dense"] = torch.tensor(self._spec.near_dense, device="cpu")
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        near_dense = state_dict.pop(prefix + "near_dense", None)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if near_dense is not None and not near_dense.is_meta:
+            self._take(replace(self._spec, near_dense=bool(near_dense)))
+            self.count_change()
+
+
+def _move(mean: Tensor, towards: Tensor) -> None:
+    """One step of a running mean. What is not finite would stay in it for good, and is left out."""
+    mean.lerp_(torch.where(towards.isfinite(), towards, mean), MOMENTUM)
+
+
+def _in_backward() -> bool:
+    """Whether a forward pass is computed again within the backward one: it must meet the means of the first time."""
+    if torch.compiler.is_compiling():
+        return False
+    task = getattr(torch._C, "_current_graph_task_id", None)
+    return task is not None and task() != -1
 
 
 def _centred(bias: Tensor, weight: Tensor, mean: Tensor) -> Tensor:

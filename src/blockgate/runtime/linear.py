@@ -18,6 +18,7 @@ from blockgate.runtime.plan import (
     gate_refusal,
     input_refusal,
     memory_refusal,
+    observing_refusal,
     shadow_refusal,
     slower_path,
     watcher_refusal,
@@ -57,6 +58,8 @@ class RunnableLinear(nn.Module, GatedLinear):
             # Gate and product stay in the parameters' precision; only the result takes autocast's type.
             rows = rows.to(self.weight.dtype)
         weight = self._matrix()
+        if self.gate.training:
+            self.gate.observe(rows)
         gates, indices = self.gate.decide(rows, weight)
         y = gated_linear(rows, weight, self.bias, gates, indices, self.grid.block, backend=self.backend)
         if autocast is not None:
@@ -87,7 +90,7 @@ class RunnableLinear(nn.Module, GatedLinear):
         if torch.is_grad_enabled():
             return GRADIENTS
         gate, parameters = cast("TopKGate", self._modules["gate"]), self._parameters
-        refusal = input_refusal(x) or watcher_refusal(gate) or shadow_refusal(self)
+        refusal = input_refusal(x) or watcher_refusal(gate) or observing_refusal(gate) or shadow_refusal(self)
         if refusal is not None:
             return refusal
         objects = (*parameters.values(), type(gate), gate._spec, *gate._parameters.values(), *gate._buffers.values())
@@ -99,7 +102,7 @@ class RunnableLinear(nn.Module, GatedLinear):
 
     def _prepare(self) -> PreparedLinear | Refusal:
         refusal = weights_refusal(self, ("weight", "bias")) or gate_refusal(self.gate)
-        refusal = refusal or memory_refusal((self.weight, self.bias, *self.gate.parameters()))
+        refusal = refusal or memory_refusal((self.weight, self.bias, *self.gate.parameters(), *self.gate.buffers()))
         refusal = refusal or versions_refusal(self._copied())
         if refusal is not None:
             return refusal

@@ -26,6 +26,7 @@ from blockgate.runtime.plan import (
     gate_refusal,
     input_refusal,
     memory_refusal,
+    observing_refusal,
     shadow_refusal,
     slower_path,
     watcher_refusal,
@@ -116,8 +117,8 @@ class RunnableLSTM(nn.Module):
         autocast = autocast_dtype(rows.device.type)
         rows = rows.to(weight.dtype)
         state = (state[0].to(weight.dtype), state[1].to(weight.dtype))
-        layers = [(self.matrix("ih", suffix).product, self._recurrence(suffix)) for suffix in self._suffixes]
-        y, last = run_layers(rows, segments, state, layers, dropout if self.training else 0.0)
+        layers = [(self._input_product(suffix), self._recurrence(suffix)) for suffix in self._suffixes]
+        y, last = run_layers(rows, segments, state, layers, dropout if self.training else 0.0, self._observe_output)
         # Under autocast the state to carry on keeps the parameters' precision.
         return y if autocast is None else y.to(autocast), last
 
@@ -130,6 +131,23 @@ class RunnableLSTM(nn.Module):
         recurrent = [self.matrix("hh", suffix).gate for suffix in self._suffixes]
         needs_calls = next((r for gate in recurrent if (r := _must_be_called(gate)) is not None), None)
         return Plan(STEPS, *needs_calls) if needs_calls is not None and plan.path == OPS else plan
+
+    def _input_product(self, suffix: str) -> Callable[[Tensor], Tensor]:
+        """The product of a layer's matrix for the input, with all rows at once."""
+        matrix = self.matrix("ih", suffix)
+
+        def product(rows: Tensor) -> Tensor:
+            if matrix.gate.training:
+                matrix.gate.observe(rows)
+            return matrix.product(rows)
+
+        return product
+
+    def _observe_output(self, layer: int, output: Tensor) -> None:
+        """Tells the gate of the recurrent matrix what it has decided on: the output (R, H), but for the first state."""
+        gate = self.matrix("hh", self._suffixes[layer]).gate
+        if gate.training:
+            gate.observe(output.detach())
 
     def _recurrence(self, suffix: str) -> SegmentRun:
         """How the steps of a layer are run: all in one op, or, for gates that must be called, one by one."""
@@ -149,7 +167,7 @@ class RunnableLSTM(nn.Module):
             refusal = STATE_TYPE
         gates = self._gates()
         for gate in gates:
-            refusal = refusal or watcher_refusal(gate)
+            refusal = refusal or watcher_refusal(gate) or observing_refusal(gate)
         refusal = refusal or shadow_refusal(self)
         if refusal is not None:
             return refusal
@@ -168,7 +186,7 @@ class RunnableLSTM(nn.Module):
         refusal = weights_refusal(self, names)
         for gate in self._gates():
             refusal = refusal or gate_refusal(gate)
-        refusal = refusal or memory_refusal(self.parameters()) or versions_refusal(self._copied())
+        refusal = refusal or memory_refusal((*self.parameters(), *self.buffers())) or versions_refusal(self._copied())
         if refusal is not None:
             return refusal
         return PreparedLSTM([PreparedLinear.copy_of(*matrix) for matrix in self.matrices().values()])
@@ -215,6 +233,4 @@ def _all_steps(sums: Tensor, state: LSTMState, recurrent: GatedMatrix) -> tuple[
         normalise=gate.normalise,
         backend=gate.backend,
     )
-    if gate.training:
-        gate.observe(output.detach().flatten(0, 1))
     return output, (output[-1], c)

@@ -131,8 +131,8 @@ class PackedLinear(CountsChanges, BlockLinear):
     """nn.Linear on packed blocks, all of them open. For inference; made by `pack`.
 
     Packed layers are frozen: what is prepared for native calls is made once, and made again after an assignment, after
-    loading and after `.to()`. Biases and blocks are read in place; edit the values of gate weights by hand, and you
-    have to call `repack()`.
+    loading and after `.to()`. Blocks and the layer's bias are read in place; edit the values of the gate by hand, and
+    you have to call `repack()`.
 
     Args:
         weight: (out_features, in_features), or the other way round where `transposed`; copied, and not kept.
@@ -279,7 +279,7 @@ class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
         transposed: bool = False,
     ) -> None:
         super().__init__(weight, bias, dtype, gate.grid, transposed=transposed)
-        self.gate: Gate = copy.deepcopy(gate).float().requires_grad_(False)
+        self.gate: Gate = copy.deepcopy(gate).float().requires_grad_(False).eval()
 
     def gates(self, x: Tensor) -> Tensor:
         """The gates that x (..., in_features) gets: (..., out_blocks, in_blocks), 0 where closed."""

@@ -31,6 +31,7 @@ __all__ = [
     "gate_refusal",
     "input_refusal",
     "memory_refusal",
+    "observing_refusal",
     "shadow_refusal",
     "slower_path",
     "watcher_refusal",
@@ -74,6 +75,7 @@ BACKEND = Refusal("backend='reference' was asked for", "Make the layer with back
 GATE_KIND = Refusal("this kind of gate has no native code", "Use gate='topk'.")
 GATE_HOOKS = Refusal("the gate has forward hooks, as while gates are recorded", "Remove the hooks.")
 GATE_PATCHED = Refusal("the gate's forward or scores was replaced", "Delete the attribute, or register a kind of gate.")
+GATE_OBSERVES = Refusal("the gate counts what it sees, as in training", "Call eval() for inference.")
 GATE_WEIGHTS = Refusal("the gate is parametrized or pruned", "Make that permanent and remove it.")
 WEIGHTS = Refusal("the layer is parametrized or pruned", "Make that permanent and remove it.")
 SHADOWED = Refusal("another tensor stands in for a weight", "Weight dropout does that in training: call eval().")
@@ -131,6 +133,11 @@ def watcher_refusal(gate: nn.Module) -> Refusal | None:
     own = gate.__dict__
     watched = own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own or "scores" in own
     return gate_refusal(gate) if watched else None
+
+
+def observing_refusal(gate: nn.Module) -> Refusal | None:
+    """Whether the gate has to be told of every row: native code wouldn't."""
+    return GATE_OBSERVES if gate.training and gate.observes else None
 
 
 def weights_refusal(layer: nn.Module, names: Iterable[str]) -> Refusal | None:

@@ -35,7 +35,7 @@ def pack_weight(weight: Tensor, grid: BlockGrid, stored_as: Format) -> PackedWei
 
 
 def copied_of(weight: Tensor | None, gate: Gate | None) -> list[Tensor]:
-    """The tensors of a matrix and its gate that preparing them copies; the biases are read in place."""
+    """The tensors of a matrix and its gate that preparing them copies; what is not among them is read in place."""
     found = [] if gate is None else gate.copied()
     return found if weight is None else [weight, *found]
 
@@ -45,7 +45,7 @@ class PreparedLinear:
 
     Args:
         packed: its weight.
-        bias: (m) or None; read anew on every call, as are the gate's biases.
+        bias: (m) or None; read anew on every call, as are the biases of a gate that computes with its own.
         grid: the cut of the weight.
         stored_as: the format of the weight.
         gate: a gate that native code computes, whose weights are packed here, each as one block of float32; None where

@@ -164,6 +164,7 @@ def run_layers(
     state: LSTMState,
     layers: Iterable[tuple[Callable[[Tensor], Tensor], SegmentRun]],
     dropout: float = 0.0,
+    observe: Callable[[int, Tensor], None] | None = None,
 ) -> tuple[Tensor, LSTMState]:
     """A stack of layers, each over the whole sequence.
 
@@ -173,6 +174,7 @@ def run_layers(
         state: h and c, (L, N, H) each.
         layers: for each its product with all rows of the input at once, and its recurrence.
         dropout: share of features dropped between layers.
+        observe: told the number of every layer and its output (R, H).
 
     Returns:
         Output (R, H), last h and c (L, N, H).
@@ -183,6 +185,8 @@ def run_layers(
             rows = nn.functional.dropout(rows, dropout)
         rows, after = recur(product(rows), segments, (state[0][layer], state[1][layer]), recurrence)
         last.append(after)
+        if observe is not None:
+            observe(layer, rows)
     h, c = (torch.stack(states) for states in zip(*last, strict=True))
     return rows, (h, c)
 
