@@ -259,22 +259,17 @@ def test_the_figure_of_merit_is_told_seed_by_seed():
         facts = {"input_dependent": 0.5, "dead": 0.25}
         return {"seed": seed, "test": {"perplexity": perplexity}, "gates": {"layer": facts}}
 
-    arms = [Arm("ptb-lstm", kind, 90) for kind in ("mask", "oracle", "margin")]
+    arms = [Arm("ptb-lstm", kind, 90) for kind in ("mask", "random", "oracle", "margin")]
     results = {
-        "ptb-lstm-mask-90": [result(1, 130.0), result(2, 132.0)],
+        "ptb-lstm-mask-90": [result(1, 135.0), result(2, 132.0)],
+        "ptb-lstm-random-90": [result(1, 130.0)],
         "ptb-lstm-oracle-90": [result(1, 120.0)],
         "ptb-lstm-margin-90": [result(1, 122.5), result(2, 124.0)],
     }
     rows = [line for line in merit_section(arms, results).splitlines() if line.startswith("| ptb-lstm")]
-    assert len(rows) == 1, "only the first seed has all three"
-    assert [cell.strip() for cell in rows[0].split("|")[3:-1]] == ([
-        "90%",
-        "1",
-        "130.00",
-        "122.50",
-        "120.00",
-        "75.0%",
-        "50.0%",
-        "25.0%",
-    ])
+    cells = [[cell.strip() for cell in row.split("|")[3:-1]] for row in rows]
+    assert cells == [
+        ["90%", "1", "130.00", "122.50", "120.00", "75.0%", "50.0%", "25.0%"],
+        ["90%", "2", "132.00", "124.00", "-", "-", "50.0%", "25.0%"],
+    ]
     assert merit_section(arms, {}) == ""
