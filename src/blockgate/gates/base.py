@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,26 +13,18 @@ from torch import Tensor, nn
 from blockgate.changes import CountsChanges
 from blockgate.errors import BlockgateError, invalid
 from blockgate.gates.carrier import carry
+from blockgate.gates.network import GateNetwork
 from blockgate.grid import BlockGrid, check_sparsity
 from blockgate.ops import gate_scores
 from blockgate.spec import GateSpec
 
-__all__ = ["Gate", "GateNetwork"]
+__all__ = ["Gate"]
 
 # The options of GateSpec that only some kinds take.
 OPTIONS_OF_KINDS = ("normalise", "select")
 
 # How far a gate made for a trained dense layer starts from the value 1, in standard deviations for a unit input.
 NEAR_DENSE_SPREAD = 0.02
-
-
-class GateNetwork(NamedTuple):
-    """The small network that scores blocks: weight and bias of the scores, and of the hidden layer if there is one."""
-
-    weight: Tensor
-    bias: Tensor
-    hidden_weight: Tensor | None
-    hidden_bias: Tensor | None
 
 
 class Gate(CountsChanges, ABC):
@@ -274,10 +266,7 @@ class Gate(CountsChanges, ABC):
         return share, counts / counts.sum(-1, keepdim=True).clamp(min=1)
 
     def reset_parameters(self) -> None:
-        """Fresh weights: as in nn.Linear, with bias 0, so that about half of the scores are positive at first.
-
-        With `GateSpec.near_dense` those of `reset_near_dense`.
-        """
+        """Fresh weights: nn.Linear's and bias 0, so that half of the scores are positive; or those near dense."""
         if self._spec.near_dense:
             self.reset_near_dense()
         else:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockgate.gates.base import GateNetwork
+from blockgate.gates.network import GateNetwork
 from blockgate.gates.registry import register_gate
 from blockgate.gates.topk import TopKGate
 from blockgate.grid import BlockGrid

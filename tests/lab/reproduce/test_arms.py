@@ -167,7 +167,7 @@ ABLATED = {
     "global": {"model.gate.select"},
     "unnormalised": {"model.gate.normalise"},
     "ramp": {"ramp.end", "ramp.every"},
-    "near-dense": {"model.near_dense"},
+    "near-dense": {"model.gate.near_dense"},
     "half-key": {"model.gate.key_size"},
     "double-key": {"model.gate.key_size"},
     "key-all": {"model.gate.key_size"},
@@ -183,8 +183,8 @@ ABLATED = {
     "output-dropout": {"model.dropout", "model.output_dropout"},
     "more-dropout": {"model.dropout"},
     "balance": {"balance"},
-    "from-dense": {"start", "model.near_dense"},
-    "distilled": {"start", "model.near_dense", "distil"},
+    "from-dense": {"start", "model.gate.near_dense"},
+    "distilled": {"start", "model.gate.near_dense", "distil"},
 }
 
 

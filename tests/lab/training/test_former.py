@@ -81,8 +81,9 @@ def test_a_run_may_start_from_one_of_the_other_layout(tmp_path):
 def test_options_of_gates_in_the_words_of_version_0_1():
     model = {"gate": {"kind": "eq1", "key_size": "all", "near_dense": True, "block_size": 8}}
     run = run_from_plain({"task": "language-model", "model": model, "pruning": {"block_size": 8}})
-    assert run.model.gate == GateSpec(gate="eq1", key_size=None, block_size=8)
-    assert run.model.near_dense
+    assert run.model.gate == GateSpec(gate="eq1", key_size=None, block_size=8, near_dense=True)
+    of_model = {"near_dense": True, "gate": {"near_dense": False, "gate": "eq1", "key_size": None, "block_size": 8}}
+    assert run_from_plain({"task": "language-model", "model": of_model}).model == run.model
     assert run_from_plain({"task": "images", "model": {"gate": {"key_size": "auto"}}}).model.gate.key_size == "auto"
     # Written again in the words of now, it is the same run.
     assert run_from_plain(run_to_plain(run)) == run

@@ -38,7 +38,7 @@ def dense(texts, tmp_path_factory):
 
 def gated(dense, output, **changes):
     gate = replace(dense.model.gate, sparsity=0.0)
-    model = replace(dense.model, matrices="dynamic", gate=gate, near_dense=True)
+    model = replace(dense.model, matrices="dynamic", gate=replace(gate, near_dense=True))
     return replace(dense, output=output, model=model, **changes)
 
 
@@ -63,7 +63,7 @@ def test_a_start_of_other_sizes_is_refused(dense, tmp_path):
 
 def test_near_dense_gates_start_at_bias_1(texts, tmp_path):
     run = tiny_text_run(texts, tmp_path)
-    near = replace(run, model=replace(run.model, near_dense=True))
+    near = replace(run, model=replace(run.model, gate=replace(run.model.gate, near_dense=True)))
     for made, bias in ((run, 0.0), (near, 1.0)):
         gates = [module for module in make_task(made).make_model().modules() if isinstance(module, Gate)]
         assert gates

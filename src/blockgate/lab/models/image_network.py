@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from blockgate.grid import check_size
-from blockgate.lab.models.matrices import matrices, start_near_dense
+from blockgate.lab.models.matrices import matrices
 from blockgate.spec import GateSpec
 
 __all__ = ["ImageNetwork", "ImageNetworkConfig"]
@@ -25,8 +25,6 @@ class ImageNetworkConfig:
     """Square layers between input and output layer."""
     gate: GateSpec = field(default_factory=lambda: GateSpec(sparsity=0.9))
     """Options of dynamic and static matrices. If a ramp is set, sparsity rises to the one given here."""
-    near_dense: bool = False
-    """Start with all gates close to 1, as for matrices that were trained without; otherwise half of them start at 0."""
 
 
 class ImageNetwork(nn.Module):
@@ -46,8 +44,6 @@ class ImageNetwork(nn.Module):
         for _ in range(check_size("hidden_layers", config.hidden_layers)):
             layers += [kind.linear(size, size, **kind.options(config.gate)), nn.ReLU()]
         self.layers = nn.Sequential(*layers, nn.Linear(size, classes))
-        if config.near_dense:
-            start_near_dense(self)
 
     @property
     def matrix_layers(self) -> tuple[str, ...]:

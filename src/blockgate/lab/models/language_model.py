@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from blockgate.errors import invalid
 from blockgate.grid import check_size
 from blockgate.lab.models.layouts import layer_name, stack_states
-from blockgate.lab.models.matrices import matrices, start_near_dense
+from blockgate.lab.models.matrices import matrices
 from blockgate.lab.models.softmax import AdaptiveSoftmax, FullSoftmax
 from blockgate.layers.dropout import DropoutEmbedding, LockedDropout, check_share, weight_drop_
 from blockgate.spec import GateSpec
@@ -63,8 +63,6 @@ class LanguageModelConfig:
     """Drop the same features at all steps of a segment."""
     gate: GateSpec = field(default_factory=GateSpec)
     """Options of dynamic and static matrices. If a ramp is set, sparsity rises to the one given here."""
-    near_dense: bool = False
-    """Start with all gates close to 1, as for matrices that were trained without; otherwise half of them start at 0."""
 
 
 class Losses(NamedTuple):
@@ -116,8 +114,6 @@ class LanguageModel(nn.Module):
             self.softmax: AdaptiveSoftmax | FullSoftmax = AdaptiveSoftmax(out, words, config.cutoffs, tied)
         else:
             self.softmax = FullSoftmax(out, words, tied)
-        if config.near_dense:
-            start_near_dense(self)
 
     @property
     def matrix_layers(self) -> tuple[str, ...]:

@@ -216,13 +216,15 @@ def _in_present_words(data: dict[str, Any]) -> dict[str, Any]:
     gate = model.get("gate") if isinstance(model, dict) else None
     if not isinstance(model, dict) or not isinstance(gate, dict):
         return data
-    renamed = {_FORMER_WORDS.get(name, name): value for name, value in gate.items() if name != "near_dense"}
+    renamed = {_FORMER_WORDS.get(name, name): value for name, value in gate.items()}
+    if model.get("near_dense"):
+        renamed["near_dense"] = True
     if isinstance(size := renamed.get("key_size"), str):
         renamed["key_size"] = _FORMER_KEY_SIZES.get(size, size)
     if isinstance(size := renamed.get("block_size"), int):
         renamed["block_size"] = [size, size]
-    start = {"near_dense": gate["near_dense"]} if "near_dense" in gate else {}
-    return data | {"model": model | start | {"gate": renamed}}
+    kept = {name: value for name, value in model.items() if name != "near_dense"}
+    return data | {"model": kept | {"gate": renamed}}
 
 
 def load_run(file: Path) -> Run:

@@ -71,7 +71,7 @@ def _gate_rate(times: float) -> Callable[[Any], Any]:
 def _start_from_dense(run: Any) -> Any:
     """The dense arm of the same task and seed lies beside."""
     task = re.split("-from-dense|-distilled", run.output.parent.name)[0]
-    near = _model(near_dense=True)(run)
+    near = _gate(near_dense=True)(run)
     return replace(near, start=run.output.parent.parent / f"{task}-dense" / run.output.name)
 
 
@@ -97,7 +97,7 @@ ABLATIONS = {
     "global": Ablation("rms, among all blocks", _gate(select="global")),
     "unnormalised": Ablation("no normalisation, per row", _gate(normalise="none")),
     "ramp": Ablation("ramp over the first half instead of constant sparsity", _ramp),
-    "near-dense": Ablation("gates start near 1 (bias 1) instead of half closed (bias 0)", _model(near_dense=True)),
+    "near-dense": Ablation("gates start near 1 (bias 1) instead of half closed (bias 0)", _gate(near_dense=True)),
     "half-key": Ablation("half the key", _scaled("key_size", 0.5)),
     "double-key": Ablation("twice the key", _scaled("key_size", 2)),
     "key-all": Ablation("key of all features", _gate(key_size=None)),
