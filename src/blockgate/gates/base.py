@@ -136,7 +136,7 @@ class Gate(CountsChanges, ABC):
                 "normalise and select",
                 expected=f"neither with gate={spec.gate if meant else self.kind!r}",
                 got=foreign,
-                remedy="Only gate='topk' has these options; leave both unset, or None.",
+                remedy="gate='topk' has both, gate='margin' has select; leave the others unset, or None.",
             )
         return replace(spec, **meant)
 

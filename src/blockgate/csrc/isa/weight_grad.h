@@ -26,7 +26,8 @@ constexpr int64_t gathered_stride(int64_t tokens, int64_t width) {
 template <class T>
 int64_t weight_grad_scratch(const Grid& grid, int64_t cols) {
   const int64_t outputs = smaller(grid.block_out, grid.out), tokens = gathered_tokens(grid);
-  return thin_weight_grad_scratch(grid, cols) + ceil_div(packed_depth(grid), PANEL) * gathered_stride(tokens, PANEL) +
+  return thin_weight_grad_scratch(grid, cols) +
+         ceil_div(packed_depth(grid), PANEL) * gathered_stride(tokens, PANEL) +
          ceil_div(outputs, GRAD_ROWS<T>) * gathered_stride(tokens, GRAD_ROWS<T>);
 }
 

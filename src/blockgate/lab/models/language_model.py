@@ -32,7 +32,7 @@ class LanguageModelConfig:
     cell: Literal["lstm", "qrnn"] = "lstm"
     """Recurrent layers."""
     matrices: str = "dense"
-    """Kind of the recurrent layers' matrices: dense, dynamic or static."""
+    """Kind of the recurrent layers' matrices: dense, dynamic, static or random."""
     embedding_size: int = 256
     """Features of a word."""
     hidden_size: int = 256
