@@ -228,3 +228,16 @@ def test_near_dense_is_part_of_a_checkpoint_and_survives_a_reset():
     assert layer.spec.near_dense
     with raises_blockgate("near_dense"):
         GateSpec(near_dense="no")
+
+
+@pytest.mark.parametrize("gate_hidden", HIDDEN)
+def test_prepared_copies_follow_the_means(gate_hidden):
+    layer = trained_means(gate_hidden).eval()
+    x = 3 + torch.randn(20, 24)
+    with torch.no_grad():
+        before = layer(x)
+        for mean in layer.gate.buffers():
+            mean += torch.randn_like(mean)
+        after = layer(x)
+    assert not torch.equal(after, before)
+    assert_close(after, layer(x).detach())  # op by op

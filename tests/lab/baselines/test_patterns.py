@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from blockgate.grid import BlockGrid, open_blocks
-from blockgate.lab.baselines.patterns import block_mean_square, even_pattern, expand_blocks, found_pattern
+from blockgate.lab.baselines.patterns import (
+    block_mean_square,
+    even_pattern,
+    expand_blocks,
+    found_pattern,
+    random_pattern,
+)
 
 
 def test_a_square_grid_gets_its_diagonal():
@@ -44,3 +50,12 @@ def test_expanding_and_finding_are_inverse():
     assert mask.shape == (5, 7)
     assert mask[4, 6] == pattern[2, 2]
     assert torch.equal(found_pattern(mask.float() * torch.randn(5, 7), grid), pattern)
+
+
+def test_a_random_pattern_opens_as_many_in_every_row_and_others_each_time():
+    grid = BlockGrid(40, 60, (4, 3))
+    patterns = [random_pattern(grid, 0.75) for _ in range(2)]
+    for pattern in patterns:
+        assert pattern.shape == (10, 20)
+        assert (pattern.sum(1) == 5).all()
+    assert not torch.equal(*patterns)
