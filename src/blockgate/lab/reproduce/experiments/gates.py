@@ -23,6 +23,9 @@ __all__ = ["CONTROLS", "EXPERIMENT", "GATES", "merit_section", "square", "thin"]
 # Blocks are so many times as tall, and as thin, as square ones of the same area.
 STRETCH = 4
 
+# LSTMs of 2 x 384 and 2 x 768 beside the 2 x 192 of ptb-lstm, with as many blocks a row.
+WIDER = ("ptb-384", "ptb-wide")
+
 # How often in an epoch a static mask is chosen anew while the ramp rises.
 MASKS_PER_EPOCH = 20
 
@@ -158,7 +161,7 @@ def _arms(scale: str) -> list[Arm]:
     kinds = [f"{kind}{end}" for kind in (*CONTROLS, "dynamic-best", *GATES)]
     return [
         arm
-        for task in ("ptb-qrnn", "ptb-lstm")
+        for task in ("ptb-qrnn", "ptb-lstm", *(() if scale == "paper" else WIDER))
         for arm in (Arm(task, f"dense{end}"), *at_sparsities(task, (50, 90), *kinds))
     ]
 
