@@ -90,7 +90,7 @@ def main(steps: int, size: int, sparsity: float) -> None:
     dense, gated = trained, copy.deepcopy(trained)
 
     example = unseen[:CONTEXT].unsqueeze(0)
-    print(bg.sparsify_(gated, sparsity=0.0, block_size=64, example_input=example))
+    print(bg.sparsify_(gated, sparsity=0.0, block_size=(64, 16), example_input=example))
     print(f"perplexity: trained {perplexity(trained, unseen):.1f}, converted {perplexity(gated, unseen):.1f}")
     ramp = bg.SparsityRamp(gated, final=sparsity, begin=0, end=steps // 2)
     train(gated, seen, steps, 5e-4, ramp)

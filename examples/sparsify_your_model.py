@@ -69,7 +69,7 @@ def main(steps: int, width: int, picture: Path) -> None:
     train(dense, seen, steps)
 
     model = make_model(width)
-    print(bg.sparsify_(model, sparsity=0.0, block_size=64))
+    print(bg.sparsify_(model, sparsity=0.0, block_size=(64, 16)))
     ramp = bg.SparsityRamp(model, final=0.9, begin=steps // 4, end=steps // 2)
     train(model, seen, steps, ramp)
     print(bg.summary(model, unseen[:CONTEXT].unsqueeze(0)))

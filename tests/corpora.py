@@ -86,7 +86,7 @@ def tiny_image_run(images: Path, output: Path, **options: Any) -> ImageRun:
         batch_size=16,
         valid_size=40,
         threads=1,
-        optimizer=OptimizerConfig(lr=0.05, momentum=0.9),
+        optimizer=OptimizerConfig(lr=0.05, momentum=0.9, clip=1.0),
         accelerator="cpu",
     )
     return replace(run, **options)

@@ -66,7 +66,7 @@ def test_layers_hold_their_spec(make):
         ({"block_sise": 3}, "option: expected one of ('block_size', 'sparsity', "),
         ({"block_size": (1, 2, 3)}, "block_size: expected one int or (out, in), got (1, 2, 3)"),
         ({"sparsity": 1}, "sparsity: expected a number in [0, 1), got 1"),
-        ({"gate": None}, "gate: expected the name of a kind of gate, got None"),
+        ({"gate": 3}, "gate: expected the name of a kind of gate, got 3"),
         ({"normalise": "max"}, "normalise: expected one of ('mean', 'rms', 'none'), got 'max'"),
         ({"select": 3}, "select: expected one of ('global', 'per_row'), got 3"),
         ({"backend": "gpu"}, "backend: expected one of"),
@@ -77,3 +77,12 @@ def test_bad_options_are_refused(options, message):
         GateSpec.of(None, options)
     with raises_blockgate(message):
         bg.DynamicSparseLSTM(8, 8, **options)
+
+
+def test_the_kind_of_gate_where_none_is_named():
+    assert GateSpec().gate == "margin"
+    # An option that only topk has says which kind is meant.
+    assert GateSpec(normalise="mean").gate == "topk"
+    assert GateSpec.of(None, {"normalise": "rms"}).gate == "topk"
+    with raises_blockgate("normalise and select: expected neither with gate='margin'"):
+        bg.DynamicSparseLinear(8, 8, gate="margin", normalise="rms")

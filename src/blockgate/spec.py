@@ -27,7 +27,7 @@ class GateOptions(TypedDict, total=False):
     key_size: int | Literal["auto"] | EllipsisType | None
     key_offset: int
     gate_hidden: int | None
-    gate: str
+    gate: str | None
     normalise: str | None
     select: str | None
     near_dense: bool
@@ -41,8 +41,9 @@ class GateSpec:
     One spec serves matrices of any size: what depends on the size, such as the key, is worked out by the gate.
     """
 
-    block_size: int | tuple[int, int] = 128
-    """One int for square blocks, or (out, in). Kept as (out, in)."""
+    block_size: int | tuple[int, int] = (256, 16)
+    """(out, in), or one int for square blocks. Kept as (out, in). Tall thin blocks choose inputs more finely than
+    square ones of the same area, at the same cost of the gate."""
     sparsity: float = 0.5
     """The share of blocks that stay closed, in [0, 1). `layer.sparsity` changes it at any time."""
     key_size: int | Literal["auto"] | None = "auto"
@@ -51,13 +52,14 @@ class GateSpec:
     """The first feature the gate reads."""
     gate_hidden: int | None = None
     """Width of a hidden ReLU layer in the gate; None for none, as in the paper."""
-    gate: str = "topk"
-    """"topk", "eq1" (the paper's: topk with mean and global), "margin", "softmax_sum", "sigmoid", or one of yours."""
+    gate: str | None = None
+    """"margin", "topk", "eq1" (the paper's: topk with mean and global), "softmax_sum", "sigmoid", or one of yours. If
+    unset, margin; or topk where `normalise` is given, which is an option of topk only. Kept as the name."""
     normalise: str | None = None
     """Of topk, what the gates are scaled to: "rms" 1 (if unset), "mean" 1, or "none"."""
     select: str | None = None
-    """Of topk, "per_row" opens as many in every row of blocks, "global" chooses among all. If unset, per row where a
-    row has at least 4 blocks."""
+    """Of margin and topk: "per_row" opens as many in every row of blocks, "global" chooses among all. If unset, per row
+    where a row has at least 4 blocks."""
     near_dense: bool = False
     """Whether gates start near 1, as `from_dense` and `sparsify_` make them for weights that were trained without."""
     backend: str = "auto"
@@ -74,8 +76,10 @@ class GateSpec:
                 object.__setattr__(self, name, number)
         if self.gate_hidden is not None:
             object.__setattr__(self, "gate_hidden", check_size("gate_hidden", self.gate_hidden))
+        if self.gate is None:
+            object.__setattr__(self, "gate", "margin" if self.normalise is None else "topk")
         if not isinstance(self.gate, str):
-            raise invalid("gate", expected="the name of a kind of gate", got=self.gate, remedy="The default is 'topk'.")
+            raise invalid("gate", expected="the name of a kind of gate", got=self.gate, remedy="Leave it unset.")
         if self.normalise is not None and self.normalise not in NORMALISE:
             raise invalid(
                 "normalise", expected=f"one of {NORMALISE}", got=self.normalise, remedy="The paper uses 'mean'."
@@ -96,7 +100,7 @@ class GateSpec:
             if name not in names:
                 remedy = "Check the spelling; device and dtype are no options of a gate."
                 raise invalid("option", expected=f"one of {tuple(names)}", got=name, remedy=remedy)
-        return replace(cls() if base is None else base, **options)
+        return cls(**options) if base is None else replace(base, **options)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GateSpec:

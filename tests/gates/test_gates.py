@@ -4,7 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import blockgate as bg
 from blockgate.gates import gate_kinds, make_gate
 from blockgate.gates.sigmoid import SigmoidGate
 from blockgate.gates.softmax_sum import SoftmaxSumGate
@@ -209,3 +211,19 @@ def test_the_paper_s_rule_may_be_said_twice():
 def test_bad_options_are_refused(arguments, message):
     with raises_blockgate(message):
         make_gate(GateSpec(**{"sparsity": 0.5, **arguments}), GRID)
+
+
+@pytest.mark.parametrize("kind", ["topk", "margin"])
+def test_blocks_with_small_weights_are_the_first_to_close(kind):
+    weight = torch.randn(16, 12)
+    weight[:4, 3:6] *= 0.1
+    weight[8:12, 9:] *= 0.1
+    # Three of four open in every row of blocks.
+    layer = bg.DynamicSparseLinear.from_dense(nn.Linear(12, 16), gate=kind, block_size=(4, 3), sparsity=0.25)
+    layer.gate.reset_near_dense(weight)
+    nn.init.zeros_(layer.gate.weight)
+    opened = layer.eval().gates(torch.randn(5, 12)) != 0
+    assert opened.sum((1, 2)).tolist() == [12] * 5
+    assert not opened[:, 0, 1].any()
+    assert not opened[:, 2, 3].any()
+    assert (layer.gate.bias - 1).abs().max() < 0.1

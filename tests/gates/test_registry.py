@@ -102,12 +102,12 @@ def blocks_of(layer, x):
 
 
 def test_a_spec_decides_shapes_and_rule():
-    spec = GateSpec(block_size=(4, 8), key_size=5, key_offset=2, gate_hidden=3)
+    spec = GateSpec(gate="topk", block_size=(4, 8), key_size=5, key_offset=2, gate_hidden=3)
     gate = make_gate(spec, spec.grid(16, 32))
     assert gate.spec == spec
     assert gate.rule == make_gate(GateSpec.from_json(spec.to_json()), spec.grid(16, 32)).rule
     with raises_blockgate("spec: expected options that keep the kind, the blocks and the shapes of the gate"):
-        gate.spec = GateSpec(block_size=(4, 8), key_size=6, gate_hidden=None)
+        gate.spec = GateSpec(gate="topk", block_size=(4, 8), key_size=6, gate_hidden=None)
     assert gate.spec == spec
     for change in ({"gate_hidden": 4}, {"key_size": 9}, {"block_size": 2}, {"gate": "sigmoid"}):
         with raises_blockgate("spec: expected options that keep"):

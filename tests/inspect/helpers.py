@@ -9,8 +9,8 @@ import blockgate as bg
 
 # Every kind of gate, as options of a layer that closes some blocks where the kind can.
 GATE_OPTIONS = {
-    "topk": {"sparsity": 0.5},
-    "per_row": {"sparsity": 0.5, "select": "per_row"},
+    "topk": {"sparsity": 0.5, "gate": "topk"},
+    "per_row": {"sparsity": 0.5, "gate": "topk", "select": "per_row"},
     "softmax_sum": {"sparsity": 0.5, "gate": "softmax_sum"},
     "sigmoid": {"sparsity": 0.0, "gate": "sigmoid"},
 }

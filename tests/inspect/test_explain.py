@@ -163,7 +163,7 @@ def test_a_parametrized_or_pruned_layer():
 
 
 def test_a_shadowed_weight():
-    model = bg.layers.weight_drop_(linear(), "weight", 0.5).train()
+    model = bg.layers.weight_drop_(linear(gate="topk"), "weight", 0.5).train()
     # Hooks of explain come after those of the layer, so they see what the call sees.
     check(model, rows(), OPS, plan.SHADOWED)
     check(model.eval(), rows(), FUSED, ("", ""))
@@ -251,7 +251,7 @@ def test_a_changed_rule_shows_in_the_very_next_call():
     model, x = linear(), rows()
     with torch.no_grad():
         before = model(x)
-        model.gate.spec = replace(model.spec, normalise="none")
+        model.gate.spec = replace(model.spec, near_dense=True)
         after = model(x)
         model.gate.spec = replace(model.spec, backend="reference")
         torch.testing.assert_close(after, model(x))

@@ -121,7 +121,7 @@ def test_every_gate_kind_gets_gradients_and_gives_the_same_results(options):
 
 
 def test_activation_checkpointing_with_backward_inside():
-    net = small_net()
+    net = small_net(gate="topk")
     x = torch.randn(12, 6)
     with bg.inspect.gate_losses(net) as losses:
         y = checkpoint(net, x, use_reentrant=False)
@@ -203,7 +203,7 @@ def slow_and_fast(steps, batch):
 def train_tagger(seed, locality_weight):
     """Overlap of neighbouring tokens, and of any two, after training a small tagger of sequences."""
     torch.manual_seed(seed)
-    rnn = bg.DynamicSparseQRNN(16, 32, 1, window=1, block_size=8, sparsity=0.75, key_size=None)
+    rnn = bg.DynamicSparseQRNN(16, 32, 1, window=1, gate="topk", block_size=8, sparsity=0.75, key_size=None)
     head = nn.Linear(32, 8)
     optimizer = torch.optim.Adam([*rnn.parameters(), *head.parameters()], lr=1e-2)
     for _ in range(100):

@@ -40,7 +40,7 @@ class GatedLSTM(nn.Module):
 
 def test_the_paper_s_quasi_rnn():
     options = {"window": (2, 1, 1, 1), "output_size": 512, "device": "meta"}
-    gated = bg.summary(bg.DynamicSparseQRNN(512, 1536, 4, key_size=384, sparsity=0.5, **options))
+    gated = bg.summary(bg.DynamicSparseQRNN(512, 1536, 4, block_size=128, key_size=384, sparsity=0.5, **options))
     filters = [1024 * 4608, 1536 * 4608, 1536 * 4608, 1536 * 1536]
     assert [x.macs_dense for x in gated.layers] == filters
     assert gated.macs_dense == sum(filters) == 21_233_664

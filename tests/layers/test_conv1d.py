@@ -12,9 +12,9 @@ from tests.helpers import raises_blockgate
 
 
 def test_it_computes_what_the_linear_layer_computes_with_its_weight_transposed():
-    layer = DynamicSparseConv1D(24, 40, block_size=8, sparsity=0.6)
+    layer = DynamicSparseConv1D(24, 40, gate="topk", block_size=8, sparsity=0.6)
     assert layer.weight.shape == (24, 40)
-    linear = bg.DynamicSparseLinear(24, 40, block_size=8, sparsity=0.6)
+    linear = bg.DynamicSparseLinear(24, 40, gate="topk", block_size=8, sparsity=0.6)
     linear.load_state_dict({**layer.state_dict(), "weight": layer.weight.t()})
     x = torch.randn(5, 24)
     y, want = layer(x), linear(x)
@@ -53,7 +53,7 @@ def test_transformers_is_never_imported_for_it():
     code = """
 import sys, torch, blockgate as bg
 model = torch.nn.Sequential(torch.nn.Linear(128, 128))
-bg.sparsify_(model)
+bg.sparsify_(model, block_size=64)
 bg.pack(model)
 assert "transformers" not in sys.modules
 """

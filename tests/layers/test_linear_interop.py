@@ -17,7 +17,7 @@ from tests.helpers import TOLERANCE, assert_close, raises_blockgate
 
 
 def make(**options) -> bg.DynamicSparseLinear:
-    return bg.DynamicSparseLinear(12, 10, **{"block_size": 3, "sparsity": 0.6, **options})
+    return bg.DynamicSparseLinear(12, 10, **{"gate": "topk", "block_size": 3, "sparsity": 0.6, **options})
 
 
 @pytest.fixture
@@ -25,10 +25,11 @@ def x():
     return torch.randn(4, 12)
 
 
-def test_a_dense_checkpoint_loads_and_the_gate_is_reported_missing():
-    dense, layer = nn.Linear(12, 10), make()
+@pytest.mark.parametrize(("gate", "more"), [("topk", []), ("margin", ["gate.key_mean"])])
+def test_a_dense_checkpoint_loads_and_the_gate_is_reported_missing(gate, more):
+    dense, layer = nn.Linear(12, 10), make(gate=gate)
     result = layer.load_state_dict(dense.state_dict(), strict=False)
-    assert result.missing_keys == ["gate.weight", "gate.bias"]
+    assert result.missing_keys == ["gate.weight", "gate.bias", *more]
     assert result.unexpected_keys == []
     torch.testing.assert_close(layer.weight, dense.weight)
     with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: \"gate.weight\", \"gate.bias\""):
@@ -203,9 +204,10 @@ def test_forward_mode_derivatives_are_refused_clearly(x):
             torch.func.jvp(call, (x,), (torch.ones_like(x),))
 
 
-def test_a_mix_of_devices_is_refused_and_never_computed(x):
+@pytest.mark.parametrize("gate", ["topk", "margin"])
+def test_a_mix_of_devices_is_refused_and_never_computed(x, gate):
     with torch.device("meta"):
-        layer = make()
+        layer = make(gate=gate)
     layer.load_state_dict(nn.Linear(12, 10).state_dict(), strict=False, assign=True)  # the gate stays on meta
     with raises_blockgate("gate input: expected shape (rows, 12) on meta, got '(4, 12) on cpu'"):
         layer(x)

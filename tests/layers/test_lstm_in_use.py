@@ -16,7 +16,7 @@ from tests.layers.test_lstm import GATED, assert_same, flat
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_inference_agrees_with_training(rows):
-    lstm = bg.DynamicSparseLSTM(70, 50, 2, block_size=16, key_size=20)
+    lstm = bg.DynamicSparseLSTM(70, 50, 2, block_size=16, key_size=20).eval()
     x = torch.randn(4, rows, 70)
     with torch.no_grad():
         fast = lstm(x)
@@ -62,7 +62,7 @@ def test_dropout_between_layers_in_training_alone():
         assert not torch.equal(lstm(x)[0], lstm(x)[0])
         lstm.eval()
         assert torch.equal(lstm(x)[0], lstm(x)[0])
-    one = bg.DynamicSparseLSTM(6, 8, 1, dropout=0.5, **GATED)
+    one = bg.DynamicSparseLSTM(6, 8, 1, dropout=0.5, gate="topk", **GATED)
     assert_same(one(x), one(x))
 
 
@@ -151,8 +151,8 @@ def test_it_learns():
 
 
 def test_cell_is_one_step_of_the_lstm():
-    lstm = bg.DynamicSparseLSTM(6, 8, **GATED)
-    cell = bg.layers.DynamicSparseLSTMCell(6, 8, **GATED)
+    lstm = bg.DynamicSparseLSTM(6, 8, **GATED).eval()
+    cell = bg.layers.DynamicSparseLSTMCell(6, 8, **GATED).eval()
     cell.load_state_dict({k.replace("_l0", ""): v for k, v in lstm.state_dict().items()})
     x = torch.randn(5, 3, 6)
     whole, _ = lstm(x)

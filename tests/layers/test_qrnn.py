@@ -34,6 +34,7 @@ def step_by_step(qrnn, x):
 def test_equals_the_equations_with_all_gradients(kind, pooling, layers, window, output):
     options = GATED if kind is bg.DynamicSparseQRNN else {}
     qrnn = kind(6, 7, layers, window=window, output_size=output, pooling=pooling, dtype=torch.float64, **options)
+    qrnn.eval()
     x = torch.randn(5, 3, 6, dtype=torch.float64, requires_grad=True)
     y, _ = qrnn(x)
     want = step_by_step(qrnn, x)
@@ -47,7 +48,7 @@ def test_equals_the_equations_with_all_gradients(kind, pooling, layers, window, 
 
 @pytest.mark.parametrize("kind", [bg.layers.QRNN, bg.DynamicSparseQRNN])
 def test_chunks_with_carried_state_equal_one_run(kind):
-    qrnn = kind(6, 8, 3, window=(2, 1, 2), **(GATED if kind is bg.DynamicSparseQRNN else {}))
+    qrnn = kind(6, 8, 3, window=(2, 1, 2), **(GATED if kind is bg.DynamicSparseQRNN else {})).eval()
     x = torch.randn(9, 2, 6)
     whole, end = qrnn(x)
     state, parts = None, []
@@ -75,6 +76,7 @@ def test_sparsity_zero_with_equal_gates_is_the_dense_qrnn():
     assert gated.filters[0].weight is dense.filters[0].weight
     for filter_ in gated.filters:
         nn.init.zeros_(filter_.gate.weight)
+        nn.init.ones_(filter_.gate.bias)
     x = torch.randn(5, 2, 6)
     assert_close(gated(x)[0], dense(x)[0])
 
@@ -91,7 +93,7 @@ def test_the_gate_reads_the_current_step():
 
 def test_the_paper_s_model_has_its_gates_and_weights():
     with torch.device("meta"):
-        qrnn = bg.DynamicSparseQRNN(512, 1536, 4, window=(2, 1, 1, 1), output_size=512, key_size=384)
+        qrnn = bg.DynamicSparseQRNN(512, 1536, 4, window=(2, 1, 1, 1), output_size=512, key_size=384, block_size=128)
     sizes = [tuple(f.weight.shape[::-1]) for f in qrnn.filters]
     assert sizes == [(1024, 4608), (1536, 4608), (1536, 4608), (1536, 1536)]
     assert sum(f.grid.num_blocks for f in qrnn.filters) == 1296

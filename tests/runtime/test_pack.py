@@ -239,7 +239,7 @@ def test_torch_s_transformer_really_runs_its_packed_layers(dtype):
     encoder = nn.TransformerEncoder(
         nn.TransformerEncoderLayer(64, 4, 64, batch_first=True, dropout=0.0), 2, enable_nested_tensor=False
     ).eval()
-    encoder.layers[0].linear1 = bg.DynamicSparseLinear(64, 64, block_size=16, sparsity=0.5)
+    encoder.layers[0].linear1 = bg.DynamicSparseLinear(64, 64, block_size=16, sparsity=0.5).eval()
     packed, x = bg.pack(encoder, dtype), torch.randn(2, 5, 64)
     want = encoder(x)  # with gradients on, torch takes no shortcut
     with torch.no_grad():

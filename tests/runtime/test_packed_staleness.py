@@ -88,7 +88,7 @@ def register_bias(packed):
 
 
 def change_rule(packed):
-    packed.gate.spec = replace(packed.spec, normalise="mean")
+    packed.gate.spec = replace(packed.spec, near_dense=True)
 
 
 def choose_among_all(packed):

@@ -74,8 +74,8 @@ def change_swapped(layer):
     torch.utils.swap_tensors(layer.weight, nn.Parameter(torch.randn_like(layer.weight)))
 
 
-def change_normalise(layer):
-    layer.gate.spec = replace(layer.gate.spec, normalise="mean")
+def change_rule(layer):
+    layer.gate.spec = replace(layer.gate.spec, near_dense=True)
 
 
 def change_key(layer):

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["sparsify_"]
 
-# Smaller blocks than a layer of one's own gets: converted models have narrow layers too.
-DEFAULT = GateSpec(block_size=64)
-
 # By name, since a build of torch may lack them.
 PARALLEL_WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}
 
@@ -61,7 +58,7 @@ def sparsify_(
             the three rules say.
         example_input: a tensor, a tuple of arguments or a dict of keyword arguments for `model`. If given, the model
             runs before and after, and the report says how far its output moved at sparsity 0.
-        gate_options: the options of `DynamicSparseLinear`: sparsity (0.5), block_size (64), key_size, key_offset,
+        gate_options: the options of `DynamicSparseLinear`: sparsity (0.5), block_size (256, 16), key_size, key_offset,
             gate_hidden, gate, normalise, select, backend.
 
     Returns:
@@ -71,7 +68,7 @@ def sparsify_(
     model = getattr(model, "_orig_mod", model)
     candidates = _candidates_of(model)
     patterns = _checked_patterns(options, candidates)
-    common = GateSpec.of(DEFAULT, gate_options)
+    common = GateSpec.of(None, gate_options)
     made: dict[nn.Module, nn.Module] = {}
     entries: list[LayerReport] = []
     for candidate in candidates:
@@ -138,7 +135,7 @@ def _checked_patterns(
                 f"options[{pattern!r}]", expected="a dict of options, or None", got=own, remedy="None skips layers."
             )
         try:
-            GateSpec.of(DEFAULT, own or {})
+            GateSpec.of(None, own or {})
         except BlockgateError as error:
             raise InvalidInputError(f"options[{pattern!r}]: {error}") from error
     check_patterns(patterns, [candidate.names for candidate in candidates])

@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 
 from blockgate.gates.base import Gate
+from blockgate.gates.means import share_means
 from blockgate.gates.registry import gate_kinds, make_gate, register_gate
 from blockgate.gates.revive import revive_blocks
 
@@ -13,4 +14,4 @@ from blockgate.gates.revive import revive_blocks
 for _file in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_file.name}")
 
-__all__ = ["Gate", "gate_kinds", "make_gate", "register_gate", "revive_blocks"]
+__all__ = ["Gate", "gate_kinds", "make_gate", "register_gate", "revive_blocks", "share_means"]

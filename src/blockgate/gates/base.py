@@ -128,7 +128,7 @@ class Gate(CountsChanges, ABC):
 
     def _resolved(self, spec: GateSpec) -> GateSpec:
         """The spec with an alias spelled out; options that this kind doesn't take are an error."""
-        meant = self.own_aliases().get(spec.gate, {})
+        meant = self.own_aliases().get(str(spec.gate), {})
         given = {name: value for name in OPTIONS_OF_KINDS if (value := getattr(spec, name)) is not None}
         foreign = {n: v for n, v in given.items() if n not in self.own_options or (meant and v != meant.get(n))}
         if foreign:
@@ -214,17 +214,17 @@ class Gate(CountsChanges, ABC):
 
     def scores(self, x: Tensor) -> Tensor:
         """Raw scores (N, num_scores), before any ReLU of the gate kind, for x (N, in_features)."""
-        if x.device != self.weight.device or x.dim() != 2 or x.shape[1] != self.grid.in_features:
-            raise invalid(
-                "gate input",
-                expected=f"shape (rows, {self.grid.in_features}) on {self.weight.device}",
-                got=f"{tuple(x.shape)} on {x.device}",
-                remedy="Call the layer, which takes any leading dimensions.",
-            )
+        self._check_input(x)
         key, network = self.key_of(x), self.network()
         if network.hidden_weight is not None:
             key = torch.relu(gate_scores(key, network.hidden_weight, network.hidden_bias, backend=self.backend))
         return gate_scores(key, network.weight, network.bias, backend=self.backend)
+
+    def _check_input(self, x: Tensor) -> None:
+        if x.device != self.weight.device or x.dim() != 2 or x.shape[1] != self.grid.in_features:
+            expected = f"shape (rows, {self.grid.in_features}) on {self.weight.device}"
+            remedy = "Call the layer, which takes any leading dimensions."
+            raise invalid("gate input", expected=expected, got=f"{tuple(x.shape)} on {x.device}", remedy=remedy)
 
     def key_of(self, x: Tensor) -> Tensor:
         """The features (N, key_size) that it reads of x (N, in_features)."""
@@ -244,8 +244,8 @@ class Gate(CountsChanges, ABC):
     def dense(self, x: Tensor) -> Tensor:
         """All gates, (N, out_blocks, in_blocks), 0 where closed, for x (N, in_features)."""
         values, indices = self(x)
-        gates: Tensor = values.new_zeros(x.shape[0], self.grid.num_blocks).scatter(1, indices, values)
-        return gates.view(x.shape[0], self.grid.out_blocks, self.grid.in_blocks)
+        gates: Tensor = values.new_zeros(len(x), self.grid.num_blocks).scatter(1, indices, values)
+        return gates.view(len(x), self.grid.out_blocks, self.grid.in_blocks)
 
     def choices(self, x: Tensor) -> Tensor:
         """Scores (N, groups, size) for x (N, in_features): one group for each choice that the gate makes."""
@@ -279,8 +279,8 @@ class Gate(CountsChanges, ABC):
             nn.init.zeros_(bias)
         self.count_change()
 
-    def reset_near_dense(self) -> None:
-        """Weights whose gates start close to 1, for a weight matrix that was trained without gates."""
+    def reset_near_dense(self, weight: Tensor | None = None) -> None:  # noqa: ARG002
+        """Weights whose gates start close to 1, for a `weight` (out_features, in_features) trained without gates."""
         self._reset()
         nn.init.normal_(self.weight, std=NEAR_DENSE_SPREAD / math.sqrt(self.weight.shape[1]))
         nn.init.ones_(self.bias)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockgate.gates.means import RunningMeans
 from blockgate.gates.network import GateNetwork
 from blockgate.gates.registry import register_gate
 from blockgate.gates.topk import TopKGate
@@ -23,15 +24,12 @@ from blockgate.spec import GateSpec
 
 __all__ = ["MarginGate"]
 
-# How far a running mean moves towards the mean of a batch.
-MOMENTUM = 0.02
-
 # The mean of a hidden layer is taken over at most this many rows of a batch: it costs work to know it.
 HIDDEN_ROWS = 128
 
 
 @register_gate
-class MarginGate(TopKGate):
+class MarginGate(TopKGate, RunningMeans):
     """Opens the k largest scores; a gate is the distance to the largest score that stays closed, scaled to rms 1.
 
     Exactly k blocks open, whatever the signs of the scores. A block that is about to change has the value 0, adding a
@@ -83,16 +81,17 @@ class MarginGate(TopKGate):
     @torch.no_grad()
     def observe(self, x: Tensor) -> None:
         """Moves the running means towards those of the rows x (N, in_features)."""
-        if not len(x) or _in_backward():
+        if _in_backward() or not (len(x) or self.shared):
             return
+        self._check_input(x)
         key = self.key_of(x).to(self.key_mean.dtype)
         if self.hidden_mean is not None:
             _, _, weight, bias = self.network()
             assert weight is not None
-            some = key[:: -(-len(key) // HIDDEN_ROWS)].contiguous()
+            some = key[:: max(1, -(-len(key) // HIDDEN_ROWS))].contiguous()
             hidden = torch.relu(gate_scores(some, weight, bias, backend=self.backend))
-            _move(self.hidden_mean, hidden.mean(0))
-        _move(self.key_mean, key.mean(0))
+            self.move(self.hidden_mean, hidden)
+        self.move(self.key_mean, key)
 
     def _reset(self) -> None:
         super()._reset()
@@ -111,11 +110,6 @@ class MarginGate(TopKGate):
         if near_dense is not None and not near_dense.is_meta:
             self._take(replace(self._spec, near_dense=bool(near_dense)))
             self.count_change()
-
-
-def _move(mean: Tensor, towards: Tensor) -> None:
-    """One step of a running mean. What is not finite would stay in it for good, and is left out."""
-    mean.lerp_(torch.where(towards.isfinite(), towards, mean), MOMENTUM)
 
 
 def _in_backward() -> bool:

@@ -38,9 +38,9 @@ class SigmoidGate(Gate):
             remedy="Pass only layers with gate='topk' or 'softmax_sum'.",
         )
 
-    def reset_near_dense(self) -> None:
+    def reset_near_dense(self, weight: Tensor | None = None) -> None:
         """Equal gates from equal scores; where they lie doesn't matter after scaling."""
-        super().reset_near_dense()
+        super().reset_near_dense(weight)
         torch.nn.init.zeros_(self.bias)
 
 

@@ -64,9 +64,9 @@ class SoftmaxSumGate(Gate):
             raise invalid("temperature", expected="a positive number", got=temperature, remedy="Anneal from 1 to 0.1.")
         self._temperature = float(temperature)
 
-    def reset_near_dense(self) -> None:
+    def reset_near_dense(self, weight: Tensor | None = None) -> None:
         """Each head starts with a block of its own, so that gates are near 1 whether soft or hard."""
-        super().reset_near_dense()
+        super().reset_near_dense(weight)
         own = torch.arange(self.heads, device=self.bias.device) % self._num_blocks
         first = torch.nn.functional.one_hot(own, self._num_blocks) if not own.is_meta else self.bias
         with torch.no_grad():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from blockgate.gates.base import Gate
+from blockgate.gates.magnitude import block_mean_square
 from blockgate.gates.registry import register_gate
 from blockgate.grid import BlockGrid, open_blocks
 from blockgate.ops import topk_gates
@@ -17,6 +19,10 @@ __all__ = ["TopKGate"]
 # With fewer columns of blocks, rounding to whole blocks in every row would decide the sparsity: of two blocks in a row
 # one stays open, whatever is asked for.
 LEAST_COLUMNS = 4
+
+
+# How far scores of large and small blocks of a trained weight lie apart at first, in standard deviations.
+MAGNITUDE_SPREAD = 0.03
 
 
 @register_gate
@@ -72,6 +78,15 @@ class TopKGate(Gate):
         return topk_gates(
             self.scores(x), self.open_blocks, groups=self.groups, normalise=self.normalise, backend=self.backend
         )
+
+    @torch.no_grad()
+    def reset_near_dense(self, weight: Tensor | None = None) -> None:
+        """Gates close to 1; the larger the entries of a block, the larger its score, so that small ones close first."""
+        super().reset_near_dense(weight)
+        if weight is not None:
+            sizes = block_mean_square(weight, self.grid).sqrt().view(self.groups, -1)
+            spread = (sizes - sizes.mean(1, keepdim=True)) / sizes.std(1, correction=0, keepdim=True).clamp(min=1e-30)
+            self.bias.add_(spread.flatten(), alpha=MAGNITUDE_SPREAD)
 
     def choices(self, x: Tensor) -> Tensor:
         """Scores (N, groups, blocks of a group) for x (N, in_features)."""

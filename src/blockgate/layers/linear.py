@@ -34,15 +34,15 @@ class DynamicSparseLinear(RunnableLinear):
         spec: the options below as one object; options that are given too take the place of its own.
         device: of the parameters.
         dtype: of the parameters.
-        block_size: one int for square blocks (128), or (out, in). Ragged edges are fine.
+        block_size: (out, in), or one int for square blocks; (256, 16). Ragged edges are fine.
         sparsity: share of blocks that stay closed, in [0, 1); 0.5. May be changed at any time: `layer.sparsity = 0.75`.
         key_size: how many input features the gate reads. Unset: min(128, in_features); None: all of them.
         key_offset: the first feature the gate reads; 0.
         gate_hidden: width of a hidden ReLU layer in the gate; None for none, as in the paper.
-        gate: "topk", "eq1" (the paper's: topk with mean and global), "margin", "softmax_sum" or "sigmoid".
+        gate: "margin" (if unset), "topk", "eq1" (the paper's: topk with mean and global), "softmax_sum" or "sigmoid".
         normalise: of topk, what the gates are scaled to: "rms" 1 (if unset), "mean" 1, or "none".
-        select: of topk, "per_row" opens as many in every row of blocks, "global" chooses among all. If unset, per row
-            where a row has at least 4 blocks.
+        select: of margin and topk, "per_row" opens as many in every row of blocks, "global" chooses among all. If
+            unset, per row where a row has at least 4 blocks.
         near_dense: whether gates start near 1, for weights that were trained without; `from_dense` does so.
         backend: "auto", "reference", "cpu" or "triton"; a named one that can't run raises.
     """
@@ -92,7 +92,7 @@ class DynamicSparseLinear(RunnableLinear):
             **{"device": linear.weight.device, "dtype": linear.weight.dtype, **options},
         )
         made.weight, made.bias = linear.weight, linear.bias  # type: ignore[assignment]
-        made.gate.reset_near_dense()
+        made.gate.reset_near_dense(made.weight)
         return made.train(linear.training)
 
     def reset_parameters(self) -> None:

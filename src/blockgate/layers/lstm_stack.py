@@ -55,8 +55,8 @@ class GatedLSTMStack(RunnableLSTM):
         for name, parameter in self._parameters.items():
             if parameter is not None:
                 setattr(self, name, dense._parameters[name])
-        for gate in self._gates():
-            gate.reset_near_dense()
+        for name, gate in self._named_gates():
+            gate.reset_near_dense(self._parameters[f"weight_{name}"])
         return self.train(dense.training)
 
     def _grid_repr(self) -> str:

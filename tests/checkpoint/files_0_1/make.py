@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent
 MODELS = {
     "linear": (
         lambda: nn.Sequential(nn.Linear(12, 10), nn.ReLU(), nn.Linear(10, 7)),
-        {"block_size": (3, 2), "sparsity": 0.5, "key_size": 5, "filter_fn": lambda *_: True},
+        {"gate": "topk", "block_size": (3, 2), "sparsity": 0.5, "key_size": 5, "filter_fn": lambda *_: True},
     ),
     "eq1": (
         lambda: nn.Sequential(nn.Linear(12, 10)),
@@ -28,7 +28,7 @@ MODELS = {
     ),
     "lstm": (
         lambda: nn.ModuleDict({"lstm": nn.LSTM(9, 5, num_layers=2)}),
-        {"block_size": 2, "sparsity": 0.6, "gate_hidden": 3, "filter_fn": lambda *_: True},
+        {"gate": "topk", "block_size": 2, "sparsity": 0.6, "gate_hidden": 3, "filter_fn": lambda *_: True},
     ),
 }
 PACKED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}

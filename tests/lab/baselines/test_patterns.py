@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from blockgate.gates.magnitude import block_mean_square
 from blockgate.grid import BlockGrid, open_blocks
 from blockgate.lab.baselines.patterns import (
-    block_mean_square,
     even_pattern,
     expand_blocks,
     found_pattern,

@@ -123,7 +123,7 @@ def test_numbers_make_sense(demo):
     densities = [point["density"] for point in numbers["layers"]["points"]]
     assert densities == sorted(densities, reverse=True)
     assert densities[0] == 1
-    assert densities[-1] == pytest.approx(1 / 6)  # one block of the six in a row
+    assert densities[-1] == pytest.approx(2 / 24)  # two blocks of the 24 in a row
 
 
 def test_the_page_is_whole_and_needs_nothing_else(demo):

@@ -80,7 +80,7 @@ def test_an_image_network():
 
 def test_the_papers_quasi_rnn():
     config = LanguageModelConfig(
-        cell="qrnn", embedding_size=512, hidden_size=1536, num_layers=4, gate=GateSpec(key_size=384)
+        cell="qrnn", embedding_size=512, hidden_size=1536, num_layers=4, gate=GateSpec(block_size=128, key_size=384)
     )
     with torch.device("meta"):
         costs = count_costs(LanguageModel(replace(config, matrices="dynamic"), 10000))

@@ -27,7 +27,7 @@ LSTM_ARMS = [
     "static-50",
     *(f"small-{percent}" for percent in (50, 75, 90)),
 ]
-NO_DROPOUT_KINDS = ("dynamic", "dynamic-best", "dynamic-slow", "agp", "small")
+NO_DROPOUT_KINDS = ("dynamic", "dynamic-best", "dynamic-slow", "agp", "margin", "small")
 LSTM_ARMS_WITHOUT_DROPOUT = [
     "dense-no-dropout",
     *(f"{kind}-no-dropout-{percent}" for kind in NO_DROPOUT_KINDS for percent in (50, 75, 90)),
@@ -45,7 +45,15 @@ def test_table2_is_complete():
 
 
 def test_the_wide_lstm_is_that_of_the_paper_at_its_scale():
-    kinds = ("dynamic-best", "agp", "small", "dynamic-best-no-dropout", "dynamic-slow-no-dropout", "small-no-dropout")
+    kinds = (
+        "dynamic-best",
+        "agp",
+        "small",
+        "dynamic-best-no-dropout",
+        "dynamic-slow-no-dropout",
+        "margin-no-dropout",
+        "small-no-dropout",
+    )
     arms = ["dense", *(f"{k}-{p}" for k in kinds for p in (50, 75, 90))]
     assert sorted(names("wide")) == sorted(f"ptb-wide-{arm}" for arm in [*arms, "dense-no-dropout"])
     assert set(names("wide", "paper")) <= set(names("table2", "paper"))
@@ -57,7 +65,11 @@ def test_table1_is_complete():
         "ptb-qrnn-dense",
         *(f"ptb-qrnn-{k}-{p}" for k in kinds for p in (50, 80, 90)),
         "ptb-qrnn-dense-no-dropout",
-        *(f"ptb-qrnn-{k}-no-dropout-{p}" for k in ("dynamic-best", "dynamic-slow", "small") for p in (50, 80, 90)),
+        *(
+            f"ptb-qrnn-{k}-no-dropout-{p}"
+            for k in ("dynamic-best", "dynamic-slow", "margin", "small")
+            for p in (50, 80, 90)
+        ),
     ]
     assert names("table1", "paper") == [
         "ptb-qrnn-dense",
@@ -106,15 +118,19 @@ def changes(run, base):
 def test_arms_share_recipe_head_and_number_of_updates(scale):
     base = shipped_configs()[f"ptb-lstm-{scale}"]
     dense = run_of(Arm("ptb-lstm", "dense"), base, 10000)
-    gated = {"model.matrices", "model.gate.sparsity", "model.gate.normalise", "model.gate.select"}
+    shape = {"model.gate.block_size"}
+    gated = shape | {
+        f"model.{name}" for name in ("matrices", "gate.gate", "gate.sparsity", "gate.normalise", "gate.select")
+    }
     allowed = {
         "dense": set(),
         "dynamic": gated,
         "dynamic-best": gated,
         "dynamic-slow": gated | {"optimizer.gate_lr"},
+        "margin": gated | {"optimizer.revive"},
         "agp": {"pruning.sparsity", "pruning.begin", "pruning.end", "pruning.every"},
         "block-agp": {f"pruning.{name}" for name in ("sparsity", "begin", "end", "every", "block_size")},
-        "static": {"model.matrices", "model.gate.sparsity"},
+        "static": shape | {"model.matrices", "model.gate.sparsity"},
         "small": {"model.hidden_size"} | ({"model.embedding_size"} if scale == "paper" else set()),
     }
     ramp = {"ramp.begin", "ramp.end", "ramp.every"} if base.ramp.end else set()
@@ -122,7 +138,7 @@ def test_arms_share_recipe_head_and_number_of_updates(scale):
         if arm.kind != "dense" and arm.task == "ptb-lstm":
             changed = changes(run_of(arm, base, 10000), dense)
             dropout = {"model.dropout"} if arm.kind.endswith("-no-dropout") else set()
-            may = allowed[arm.family] | dropout | (ramp if arm.kind.startswith("dynamic") else set())
+            may = allowed[arm.family] | dropout | (ramp if arm.kind.startswith(("dynamic", "margin")) else set())
             assert dropout <= changed <= may, arm.name
             assert changed
 

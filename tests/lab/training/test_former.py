@@ -89,3 +89,13 @@ def test_options_of_gates_in_the_words_of_version_0_1():
     assert run_from_plain(run_to_plain(run)) == run
     former = {"task": "language-model", "model": model, "pruning": {"block_size": 8}}
     assert differences(former, run_to_plain(run)) == []
+
+
+def test_options_of_gates_matter_where_there_are_gates(tmp_path):
+    run = tiny_text_run(tmp_path, tmp_path / "run")
+    other = replace(
+        run, model=replace(run.model, gate=GateSpec(block_size=2)), optimizer=replace(run.optimizer, revive=0.5)
+    )
+    assert len(differences(run_to_plain(run), run_to_plain(other))) == 2
+    dense = [replace(r, model=replace(r.model, matrices="dense")) for r in (run, other)]
+    assert differences(*map(run_to_plain, dense)) == []

@@ -58,7 +58,7 @@ class OracleGate(TopKGate):
         """There are no scores to balance."""
         raise invalid("oracle", expected="a gate that learns", got="a balance loss", remedy="Leave it out.")
 
-    def reset_near_dense(self) -> None:
+    def reset_near_dense(self, weight: Tensor | None = None) -> None:
         """Nothing to set: with all blocks open it is dense."""
 
 

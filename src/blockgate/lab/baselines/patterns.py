@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from blockgate.gates.magnitude import block_mean_square
 from blockgate.grid import BlockGrid, open_blocks
 
-__all__ = ["PATTERNS", "block_mean_square", "even_pattern", "expand_blocks", "found_pattern", "random_pattern"]
+__all__ = ["PATTERNS", "even_pattern", "expand_blocks", "found_pattern", "random_pattern"]
 
 
 def even_pattern(grid: BlockGrid, sparsity: float) -> Tensor:
@@ -41,18 +41,7 @@ def found_pattern(weight: Tensor, grid: BlockGrid) -> Tensor:
     return block_mean_square(weight != 0, grid) > 0
 
 
-def block_mean_square(weight: Tensor, grid: BlockGrid) -> Tensor:
-    """Mean of the squared entries of each block, (r, c); smaller blocks at the edges count what they have."""
-    return _block_sums(weight.double().square(), grid) / _block_sums(torch.ones_like(weight, dtype=torch.double), grid)
-
-
 def expand_blocks(blocks: Tensor, grid: BlockGrid) -> Tensor:
     """One value per block (r, c) to one per entry (m, n)."""
     tall = blocks.repeat_interleave(grid.block[0], dim=0)[: grid.out_features]
     return tall.repeat_interleave(grid.block[1], dim=1)[:, : grid.in_features]
-
-
-def _block_sums(values: Tensor, grid: BlockGrid) -> Tensor:
-    rows, columns, (height, width) = grid.out_blocks, grid.in_blocks, grid.block
-    missing = (0, columns * width - grid.in_features, 0, rows * height - grid.out_features)
-    return F.pad(values, missing).view(rows, height, columns, width).sum(dim=(1, 3))

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from blockgate.errors import invalid
+from blockgate.gates.magnitude import block_mean_square
 from blockgate.grid import BlockGrid, as_int, check_size, check_sparsity, open_blocks
-from blockgate.lab.baselines.patterns import block_mean_square, expand_blocks
+from blockgate.lab.baselines.patterns import expand_blocks
 from blockgate.schedule import RAMP_SHAPES
 
 if TYPE_CHECKING:

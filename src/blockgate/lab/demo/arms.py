@@ -59,9 +59,9 @@ class TrainedArm:
 def arm_run(arm: DemoArm, *, output: Path, seed: int, threads: int, quick: bool) -> LanguageModelRun:
     """The run that trains an arm; arms differ in the kind of their matrices, and in nothing else.
 
-    Widths are six and ten blocks: then half the blocks of a row is a whole number of them, and a tenth nearly.
+    Rows have 24 and 40 blocks: then half the blocks of a row is a whole number of them, and a tenth nearly.
     """
-    gate = GateSpec(block_size=64, sparsity=0.0, key_size=64, normalise="rms", select="per_row")
+    gate = GateSpec(block_size=(256, 16), sparsity=0.0, key_size=64, gate="margin", select="per_row")
     model = LanguageModelConfig(
         embedding_size=384, hidden_size=640, num_layers=1, projection=True, dropout=0.1, gate=gate
     )
@@ -75,13 +75,13 @@ def arm_run(arm: DemoArm, *, output: Path, seed: int, threads: int, quick: bool)
         bptt=35,
         seed=seed,
         threads=threads,
-        optimizer=OptimizerConfig(kind="adam", lr=0.003, clip=1.0),
+        optimizer=OptimizerConfig(kind="adam", lr=0.003, clip=1.0, revive=0.3),
         schedule=ScheduleConfig(kind="cosine"),
         ramp=RampConfig(begin=0.2, end=1.2, every="update"),
         accelerator="cpu",
     )
     if quick:
-        tiny = replace(model, embedding_size=48, hidden_size=48, gate=replace(gate, block_size=8, key_size=8))
+        tiny = replace(model, embedding_size=48, hidden_size=48, gate=replace(gate, block_size=(32, 2), key_size=8))
         data = str(_quick_texts(output.parent / "texts"))
         run = replace(run, model=tiny, data=data, epochs=1, ramp=replace(run.ramp, begin=0.1, end=0.6))
     if arm.sparsity is None:

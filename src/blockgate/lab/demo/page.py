@@ -156,15 +156,15 @@ def _method(numbers: dict[str, Any]) -> list[str]:
     """How each number came about, a sentence or two each."""
     run, model = numbers["run"], numbers["run"]["model"]
     gate, train = model["gate"], numbers["corpus"]["train"]
-    test, blocks = numbers["corpus"]["test"], gate["block_size"]
+    test, (height, width) = numbers["corpus"]["test"], gate["block_size"]
     return [
         f"Text: the topics of help() and docstrings of the standard library of this Python, {train['words']:,} words "
         f"for training, {test['words']:,} for the test, {numbers['corpus']['vocabulary']:,} different ones; rare words "
         "count as <unk>. No sentence is in two parts. Another version of Python has another text.",
         f"Models: embedding {model['embedding_size']}, {model['num_layers']} LSTM layer(s) of {model['hidden_size']}, "
         f"projection and dense decoder over all words, which is part of every figure. Gates read {gate['key_size']} "
-        f"features, blocks are {blocks} x {blocks}, {gate['normalise']} normalisation, selection "
-        f"{gate['select'].replace('_', ' ')}.",
+        f"features, blocks are {height} x {width} (outputs x inputs), gates of the kind {gate['gate']!r}, selection "
+        f"is {gate['select'].replace('_', ' ')}.",
         f"Training: {run['epochs']} epoch(s) with {run['optimizer']['kind'].capitalize()}, learning rate "
         f"{run['optimizer']['lr']:g}, the same for all models and tuned for none; sparsity rises from epoch "
         f"{run['ramp']['begin']:g} to {run['ramp']['end']:g}. One seed, {numbers['seed']}: small differences in "

@@ -23,7 +23,7 @@ class ImageNetworkConfig:
     """Features of every hidden layer."""
     hidden_layers: int = 5
     """Square layers between input and output layer."""
-    gate: GateSpec = field(default_factory=lambda: GateSpec(sparsity=0.9))
+    gate: GateSpec = field(default_factory=lambda: GateSpec(block_size=128, sparsity=0.9))
     """Options of dynamic and static matrices. If a ramp is set, sparsity rises to the one given here."""
 
 

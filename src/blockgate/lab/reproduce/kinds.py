@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,8 +15,9 @@ from blockgate.convert import pack
 from blockgate.lab.baselines import to_block_inference, to_sparse_inference
 from blockgate.lab.models import LanguageModel, count_costs, small_dense
 from blockgate.lab.training.config import PruningConfig, RampConfig
+from blockgate.spec import GateSpec
 
-__all__ = ["KINDS", "Kind", "dense_run", "pruned_run"]
+__all__ = ["KINDS", "Kind", "dense_run", "pruned_run", "square"]
 
 # What slow gates learn at, as a share of the learning rate: more of them depend on the input then.
 SLOW_GATE_RATE = 0.3
@@ -47,9 +49,16 @@ class Kind:
     other_ways: Mapping[str, Callable[[nn.Module], nn.Module]] = field(default_factory=dict)
 
 
+def square(gate: GateSpec) -> GateSpec:
+    """The same gate with square blocks of the same area."""
+    side = math.isqrt(math.prod(gate.block_size))  # type: ignore[arg-type]
+    return replace(gate, block_size=(side, side))
+
+
 def dense_run(base: Any, sparsity: float = 0.0, words: int = 0) -> Any:  # noqa: ARG001
     """Dense matrices, and no ramp."""
-    return replace(base, model=replace(base.model, matrices="dense"), ramp=RampConfig())
+    optimizer = replace(base.optimizer, gate_lr=None, revive=0.0)
+    return replace(base, model=replace(base.model, matrices="dense"), ramp=RampConfig(), optimizer=optimizer)
 
 
 def pruned_run(base: Any, sparsity: float, words: int = 0, *, blocks: bool = False) -> Any:  # noqa: ARG001
@@ -60,7 +69,7 @@ def pruned_run(base: Any, sparsity: float, words: int = 0, *, blocks: bool = Fal
         begin=AGP_BEGIN * share,
         end=AGP_END * share,
         every=AGP_EVERY * share,
-        block_size=base.model.gate.block_size if blocks else None,
+        block_size=square(base.model.gate).block_size if blocks else None,
     )
     return replace(dense_run(base), pruning=pruning)
 
@@ -74,15 +83,18 @@ def _dynamic_run(
     select: str = "per_row",
     gate_rate: float | None = None,
 ) -> Any:
-    gate = replace(base.model.gate, sparsity=sparsity, normalise=normalise, select=select)
-    made = replace(base, model=replace(base.model, matrices="dynamic", gate=gate))
-    if gate_rate is None:
-        return made
-    return replace(made, optimizer=replace(made.optimizer, gate_lr=gate_rate * made.optimizer.lr))
+    """The paper's gate, or its better relatives: square blocks, none of them revived."""
+    gate = replace(square(base.model.gate), gate="topk", sparsity=sparsity, normalise=normalise, select=select)
+    rate = None if gate_rate is None else gate_rate * base.optimizer.lr
+    return replace(
+        base,
+        model=replace(base.model, matrices="dynamic", gate=gate),
+        optimizer=replace(base.optimizer, gate_lr=rate, revive=0.0),
+    )
 
 
 def _static_run(base: Any, sparsity: float, words: int) -> Any:  # noqa: ARG001
-    gate = replace(base.model.gate, sparsity=sparsity)
+    gate = replace(square(base.model.gate), sparsity=sparsity)
     return replace(dense_run(base), model=replace(base.model, matrices="static", gate=gate))
 
 

@@ -217,6 +217,8 @@ def _in_present_words(data: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(model, dict) or not isinstance(gate, dict):
         return data
     renamed = {_FORMER_WORDS.get(name, name): value for name, value in gate.items()}
+    if renamed.get("normalise") is not None:
+        renamed.setdefault("gate", "topk")
     if model.get("near_dense"):
         renamed["near_dense"] = True
     if isinstance(size := renamed.get("key_size"), str):
@@ -250,8 +252,15 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def _whole(run: dict[str, Any]) -> dict[str, Any]:
-    """The run with every option that it leaves out; what is no run of ours is taken as it is."""
-    return run_to_plain(run_from_plain(run)) if run.get("task") in TASKS else run
+    """The run with every option that it leaves out, less those of gates that it lacks; other data as they are."""
+    if run.get("task") not in TASKS:
+        return run
+    whole = run_to_plain(run_from_plain(run))
+    if whole["model"]["matrices"] == "dense":
+        whole["model"].pop("gate")
+        for name in ("gate_lr", "revive"):
+            whole["optimizer"].pop(name)
+    return whole
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any], at: str) -> list[str]:

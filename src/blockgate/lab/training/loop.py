@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from blockgate.errors import BlockgateError, invalid
-from blockgate.gates import Gate
+from blockgate.gates import Gate, share_means
 from blockgate.inspect import gate_losses, record_gates
 from blockgate.lab.training.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint, start_from
 from blockgate.lab.training.config import Run, differences, run_to_plain
@@ -60,7 +60,6 @@ class _Training:
     def __init__(self, run: Run, hooks: Sequence[MakeHook], notes: dict[str, Any], quiet: bool) -> None:
         self.run = run
         self.fabric = launch(run)
-        first = self.fabric.is_global_zero
         torch.manual_seed(run.seed)
         self.task = make_task(run, Share(self.fabric.global_rank, self.fabric.world_size))
         self.fingerprint = self.task.fingerprint()
@@ -68,6 +67,7 @@ class _Training:
         if run.start is not None:
             start_from(self.module, run.start)
         self.optimizer = make_optimizer(self.module, run.optimizer)
+        share_means(self.module)
         self.model, self.stepper = self.fabric.setup(self.module, self.optimizer)
         if hasattr(self.module, "loss"):
             self.model.mark_forward_method("loss")
@@ -82,7 +82,7 @@ class _Training:
         self.best = math.inf
         if run.resume:
             self._resume()
-        self.log = RunLog(run.output if first else None, first_update=self.updates, quiet=quiet)
+        self.log = RunLog(run.output if self.fabric.is_global_zero else None, first_update=self.updates, quiet=quiet)
         self.log.write_json("run.json", {"run": run_to_plain(run), "data_sha256": self.fingerprint, "notes": notes})
         self.interrupted = False
         self.saved_at = time.monotonic()

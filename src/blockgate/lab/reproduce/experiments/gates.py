@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,12 +12,12 @@ from blockgate.inspect.table import markdown_table, to_percent
 from blockgate.lab.baselines.oracle import recovered
 from blockgate.lab.reproduce.arms import NO_DROPOUT, Arm, at_sparsities
 from blockgate.lab.reproduce.experiment import Experiment
-from blockgate.lab.reproduce.kinds import KINDS, SLOW_GATE_RATE, Kind, dense_run
+from blockgate.lab.reproduce.kinds import KINDS, SLOW_GATE_RATE, Kind, dense_run, square
 from blockgate.lab.reproduce.use import draw_use
 from blockgate.lab.training.config import PruningConfig
 from blockgate.spec import GateSpec
 
-__all__ = ["CONTROLS", "EXPERIMENT", "GATES", "merit_section", "square", "thin"]
+__all__ = ["CONTROLS", "EXPERIMENT", "GATES", "merit_section", "thin"]
 
 # Blocks are so many times as tall, and as thin, as square ones of the same area.
 STRETCH = 4
@@ -28,12 +27,6 @@ WIDER = ("ptb-384", "ptb-wide")
 
 # How often in an epoch a static mask is chosen anew while the ramp rises.
 MASKS_PER_EPOCH = 20
-
-
-def square(gate: GateSpec) -> GateSpec:
-    """The same gate with square blocks of the same area."""
-    side = math.isqrt(math.prod(gate.block_size))  # type: ignore[arg-type]
-    return replace(gate, block_size=(side, side))
 
 
 def thin(gate: GateSpec) -> GateSpec:

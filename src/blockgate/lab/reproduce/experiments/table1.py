@@ -15,7 +15,7 @@ def _arms(scale: str) -> list[Arm]:
     return [
         Arm(TASK, "dense"),
         *at_sparsities(TASK, percents, "dynamic", "dynamic-best", "small"),
-        *without_dropout(TASK, scale, percents, "dynamic-best", "dynamic-slow", "small"),
+        *without_dropout(TASK, scale, percents, "dynamic-best", "dynamic-slow", "margin", "small"),
     ]
 
 

@@ -24,7 +24,7 @@ def _arms_of_task(task: str, scale: str) -> list[Arm]:
         Arm(task, "block-agp", 90),
         Arm(task, "static", 50),
         *at_sparsities(task, PERCENTS, "small"),
-        *without_dropout(task, scale, PERCENTS, "dynamic", "dynamic-best", "dynamic-slow", "agp", "small"),
+        *without_dropout(task, scale, PERCENTS, "dynamic", "dynamic-best", "dynamic-slow", "agp", "margin", "small"),
     ]
 
 

@@ -16,7 +16,7 @@ def _arms(scale: str) -> list[Arm]:
     return [
         Arm(task, "dense"),
         *at_sparsities(task, PERCENTS, "dynamic-best", "agp", "small"),
-        *without_dropout(task, scale, PERCENTS, "dynamic-best", "dynamic-slow", "small"),
+        *without_dropout(task, scale, PERCENTS, "dynamic-best", "dynamic-slow", "margin", "small"),
     ]
 
 
