@@ -13,7 +13,6 @@ from blockgate.lab.models import LanguageModel, count_costs
 from blockgate.lab.reproduce import EXPERIMENTS, SCALES, Arm, arms_of, choose_arms, experiments, run_of
 from blockgate.lab.reproduce.experiments import PAPER
 from blockgate.lab.reproduce.experiments.ablations import ABLATIONS, DENSE_CHANGES, PRUNED_CHANGES
-from blockgate.lab.reproduce.experiments.gates import merit_section
 from blockgate.lab.training import shipped_configs
 from blockgate.lab.training.config import RampConfig, run_to_plain
 from tests.helpers import raises_blockgate
@@ -268,24 +267,3 @@ def test_the_study_of_gates_has_its_controls_at_every_level():
     assert runs["mask"].pruning.block_size == runs["oracle"].model.gate.block_size == (64, 4)
     assert runs["margin-square"].model.gate.block_size == (16, 16)
     assert runs["mask"].pruning.end == runs["oracle"].ramp.end == base.ramp.end
-
-
-def test_the_figure_of_merit_is_told_seed_by_seed():
-    def result(seed, perplexity):
-        facts = {"input_dependent": 0.5, "dead": 0.25}
-        return {"seed": seed, "test": {"perplexity": perplexity}, "gates": {"layer": facts}}
-
-    arms = [Arm("ptb-lstm", kind, 90) for kind in ("mask", "random", "oracle", "margin")]
-    results = {
-        "ptb-lstm-mask-90": [result(1, 135.0), result(2, 132.0)],
-        "ptb-lstm-random-90": [result(1, 130.0)],
-        "ptb-lstm-oracle-90": [result(1, 120.0)],
-        "ptb-lstm-margin-90": [result(1, 122.5), result(2, 124.0)],
-    }
-    rows = [line for line in merit_section(arms, results).splitlines() if line.startswith("| ptb-lstm")]
-    cells = [[cell.strip() for cell in row.split("|")[3:-1]] for row in rows]
-    assert cells == [
-        ["90%", "1", "130.00", "122.50", "120.00", "75.0%", "50.0%", "25.0%"],
-        ["90%", "2", "132.00", "124.00", "-", "-", "50.0%", "25.0%"],
-    ]
-    assert merit_section(arms, {}) == ""

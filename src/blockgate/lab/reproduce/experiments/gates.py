@@ -8,16 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from blockgate.inspect.table import markdown_table, to_percent
-from blockgate.lab.baselines.oracle import recovered
 from blockgate.lab.reproduce.arms import NO_DROPOUT, Arm, at_sparsities
 from blockgate.lab.reproduce.experiment import Experiment
 from blockgate.lab.reproduce.kinds import KINDS, SLOW_GATE_RATE, Kind, dense_run, square
+from blockgate.lab.reproduce.merit import draw_widths, find_merits, merit_section
 from blockgate.lab.reproduce.use import draw_use
 from blockgate.lab.training.config import PruningConfig
 from blockgate.spec import GateSpec
 
-__all__ = ["CONTROLS", "EXPERIMENT", "GATES", "merit_section", "thin"]
+__all__ = ["CONTROLS", "EXPERIMENT", "GATES", "thin"]
 
 # Blocks are so many times as tall, and as thin, as square ones of the same area.
 STRETCH = 4
@@ -76,8 +75,6 @@ CONTROLS = {
     "random": Kind(label="static random mask", run=_random_run),
     "oracle": Kind(label="oracle", run=partial(_gated_run, gate="oracle", key_size="auto", gate_hidden=None)),
 }
-# The masks that a gate is measured against: the better one counts.
-STATIC = ("mask", "random")
 
 # What the bias of a block that no word opens rises by, as a share of the gates' learning rate.
 REVIVE = 0.3
@@ -97,55 +94,18 @@ GATES = {
 }
 KINDS.update(CONTROLS | GATES)
 
-
-def merit_section(arms: Sequence[Arm], results: dict[str, list[dict[str, Any]]]) -> str:
-    """Markdown: for each gated arm the share of oracle minus static that it recovers, seed by seed."""
-    scores = {
-        (arm.task, arm.family, arm.percent): {r["seed"]: r["test"]["perplexity"] for r in results.get(arm.name, [])}
-        for arm in arms
-    }
-    rows = []
-    for arm in arms:
-        if arm.family not in ("dynamic-best", *GATES):
-            continue
-        others = {kind: scores.get((arm.task, kind, arm.percent), {}) for kind in (*STATIC, "oracle")}
-        for result in results.get(arm.name, []):
-            seed, score = result["seed"], result["test"]["perplexity"]
-            static = min((others[kind][seed] for kind in STATIC if seed in others[kind]), default=None)
-            oracle = others["oracle"].get(seed)
-            share = None if static is None or oracle is None else recovered(score, static, oracle)
-            rows.append([
-                arm.task,
-                arm.label,
-                f"{arm.percent}%",
-                str(seed),
-                *("-" if value is None else f"{value:.2f}" for value in (static, score, oracle)),
-                to_percent(share),
-                *(to_percent(_mean_over_layers(result, fact)) for fact in ("input_dependent", "dead")),
-            ])
-    if not rows:
-        return ""
-    head = ["task", "gate", "sparsity", "seed", "static mask", "this gate", "oracle", "recovered"]
-    return (
-        "## How much of what choosing is worth the gates recover\n\n"
-        "Test perplexity of the better static mask, the gate and the oracle; (static - gate) / (static - oracle). "
-        "Input-dependent: neither open nor closed for 95% of the test words. Dead: opened by none of them.\n\n"
-        + markdown_table([*head, "input-dependent", "dead"], rows)
-    )
-
-
-def _mean_over_layers(result: dict[str, Any], fact: str) -> float | None:
-    """None where it was not counted yet."""
-    values = [gate[fact] for gate in result["gates"].values() if fact in gate]
-    return sum(values) / len(values) if values else None
+# In pictures: the former default and the present one.
+COMPARED = ("dynamic-best", "margin")
 
 
 def _more(arms: Sequence[Arm], results: dict[str, list[dict[str, Any]]], folder: Path) -> str:
-    """The figure of merit, and a picture of the use of blocks for each task."""
+    """The figure of merit, by width too, and a picture of the use of blocks for each task."""
+    shown = [arm for arm in arms if arm.family in COMPARED]
     for task in dict.fromkeys(arm.task for arm in arms):
-        shown = [arm for arm in arms if arm.task == task and arm.family in ("dynamic-best", "margin")]
-        draw_use(shown, results, folder / f"use-{task}.png")
-    return merit_section(arms, results)
+        draw_use([arm for arm in shown if arm.task == task], results, folder / f"use-{task}.png")
+    merits = find_merits(arms, results, ("dynamic-best", *GATES))
+    draw_widths([merit for merit in merits if merit.arm in shown], folder / "merit-by-width.png")
+    return merit_section(merits)
 
 
 def _arms(scale: str) -> list[Arm]:
