@@ -99,16 +99,22 @@ def merit_section(merits: Sequence[Merit]) -> str:
 
 
 def draw_widths(merits: Sequence[Merit], file: Path) -> None:
-    """Draws what LSTMs recover, and how many of their blocks depend on the input, by width; the mean of all seeds."""
+    """Draws what LSTMs recover, and how many of their blocks depend on the input, by width; the mean of all seeds.
+
+    Without any LSTM there is no file.
+    """
     from matplotlib.figure import Figure
 
+    merits = [merit for merit in merits if merit.cell == "lstm"]
+    if not merits:
+        return
     facts = {"recovered": "recovered of static minus oracle", "input_dependent": "blocks that depend on the input"}
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     axes = figure.subplots(1, len(facts))
     for axis, (fact, title) in zip(axes, facts.items(), strict=True):
         lines: dict[str, dict[int, list[float]]] = {}
         for merit in merits:
-            if merit.cell == "lstm" and (value := getattr(merit, fact)) is not None:
+            if (value := getattr(merit, fact)) is not None:
                 line = lines.setdefault(f"{merit.arm.label}, {merit.arm.percent}%", {})
                 line.setdefault(merit.width, []).append(100 * value)
         for label, line in lines.items():
