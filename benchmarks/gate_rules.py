@@ -1,4 +1,4 @@
-"""Measures what the rule of the gate and the shape of blocks cost: the defaults beside `topk` and squares of equal area.
+"""Measures what the rule of the gate and the shape of blocks cost: the defaults beside `topk` and equal squares.
 
     python benchmarks/gate_rules.py --output benchmarks/results/gate-rules_epyc-avx512_2-threads
 
