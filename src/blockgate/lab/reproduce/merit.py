@@ -123,12 +123,12 @@ def draw_widths(merits: Sequence[Merit], file: Path) -> None:
         axis.set_title(title, fontsize=9)
         axis.set_xlabel("hidden units of each of two layers", fontsize=8)
         axis.set_xscale("log", base=2)
-        axis.set_xticks(sorted({width for line in lines.values() for width in line}))
+        axis.set_xticks(sorted({merit.width for merit in merits}))
         axis.xaxis.set_major_formatter("{x:.0f}")
-        axis.set_ylim(bottom=0)
+        axis.axhline(0, color="black", linewidth=0.8)
         axis.grid(alpha=0.3)
         axis.yaxis.set_major_formatter("{x:.0f}%")
-    axes[1].legend(fontsize=7)
+    figure.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=7)
     with replace_whole(file) as temporary:
         figure.savefig(temporary, format="png", dpi=150)
 
