@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 import blockgate as bg
+from blockgate.inspect.timing import in_turn, interleave
 from blockgate.lab.bench import machine, report
 from blockgate.lab.bench.checks import by_reference, open_gates, require_close, require_density
-from blockgate.lab.bench.timing import in_turn, interleave
 
 BLOCKS = (32, 64, 128, 256)
 KEYS = (64, 128, None)

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 import blockgate as bg
 from blockgate.inspect.table import markdown_table
+from blockgate.inspect.timing import in_turn, interleave
 from blockgate.lab.bench import machine, report
 from blockgate.lab.bench.checks import by_reference, open_gates, require_close, require_density
-from blockgate.lab.bench.timing import in_turn, interleave
 
 BLOCKS = {"64 x 64": 64, "256 x 16": (256, 16)}
 KINDS = ("topk", "margin")

@@ -15,7 +15,8 @@ mean square). Sparsity rises on one cubic ramp over the first half of the update
 teacher's embedding, plus a little of the relative squared error of the last hidden states. Embeddings stay frozen, and
 dropout is off. All arms of a seed see the same batches, and all seeds the same held-out sentences.
 
-Each arm and seed writes one JSON file to --output and is not run again while it is there; the table shows all files.
+Each arm and seed writes one JSON file to --output and is not run again while it is there; the table, table.md, shows
+all files.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from torch.nn import functional as F
 
 import blockgate as bg
 from blockgate.checkpoint.atomic import write_whole
+from blockgate.gates import BlockReviver
 from blockgate.lab.baselines import MagnitudePruner, prunable_weights
 from blockgate.lab.bench import machine
 from blockgate.lab.data.sources import SOURCES, locate
@@ -172,6 +174,8 @@ def train(student: nn.Module, teacher: nn.Module, ramp: Any, batches: list[Batch
     # Adam's first steps have full length however small the gradient, and at first a student is its teacher.
     rate = LearningRate(ScheduleConfig(kind="cosine", warmup=0.1 * len(batches)), len(batches))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: rate.factor(done + 0.5))
+    # Without patience: the run is short, and a batch has enough words to open every block that lives.
+    reviver = BlockReviver(student, patience=0)
     curve, losses = [], []
     for update, (ids, mask) in enumerate(batches, 1):
         with torch.no_grad():
@@ -183,7 +187,7 @@ def train(student: nn.Module, teacher: nn.Module, ramp: Any, batches: list[Batch
         optimizer.step()
         if arm.revive:
             # Before zero_grad: it reads which blocks got no gradient.
-            bg.gates.revive.revive_blocks(student, arm.revive * optimizer.param_groups[-1]["lr"])
+            reviver.step(arm.revive * optimizer.param_groups[-1]["lr"])
         optimizer.zero_grad()
         schedule.step()
         sparsity = ramp.step()
@@ -293,7 +297,9 @@ def main(argv: list[str] | None = None) -> None:
     for arm, seed, file in todo:
         print(f"{arm.name}, seed {seed}", flush=True)
         write_whole(file, json.dumps(run_arm(arm, seed, *encoder), indent=1) + "\n")
-    print(markdown([json.loads(file.read_text()) for file in options.output.glob("*.json")]))
+    table = markdown([json.loads(file.read_text()) for file in sorted(options.output.glob("*.json"))])
+    (options.output / "table.md").write_text(table)
+    print(table)
 
 
 if __name__ == "__main__":

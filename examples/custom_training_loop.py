@@ -24,7 +24,7 @@ WORDS, CONTEXT, CHECK_EVERY = 1000, 8, 50
 
 def make_model(size: int) -> nn.Module:
     """Embeddings of the context side by side, two gated layers, scores of the next word."""
-    options = {"block_size": 64, "sparsity": 0.0}
+    options = {"block_size": (64, 8), "sparsity": 0.0}
     return nn.Sequential(
         nn.Embedding(WORDS, 64),
         nn.Flatten(),

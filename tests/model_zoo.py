@@ -45,6 +45,26 @@ class Tagger(nn.Module):
         return self.tags(torch.relu(self.middle(self.rnn(self.embedding(tokens))[0])))
 
 
+class BothWaysTagger(Tagger):
+    """Reads a sentence from both ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(WIDTH, WIDTH // 2, batch_first=True, bidirectional=True)
+
+
+class Speech(nn.Module):
+    """A GRU over frames, as streaming models have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(WIDTH, WIDTH, 2, batch_first=True)
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, x):
+        return self.head(self.rnn(x)[0])
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -106,6 +126,8 @@ CASES = {
     "gpt2": Case(gpt2, lambda: {"input_ids": tokens()}, 8),
     "bert": Case(bert, lambda: {"input_ids": tokens()}, 7),
     "tagger": Case(Tagger, tokens, 2),
+    "tagger, both ways": Case(BothWaysTagger, tokens, 2),
+    "speech": Case(Speech, sequence, 1),
     "quasi-recurrent": Case(Recurrent, sequence, 1),
     "cnn": Case(cnn, lambda: torch.randn(3, 1, 8, 8), 1),
     "tied and shared": Case(TiedLM, tokens, 2),

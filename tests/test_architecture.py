@@ -24,7 +24,8 @@ LEVELS: list[tuple[str, ...]] = [
     ("gates",),
     ("find", "runtime"),
     ("layers",),
-    ("schedule", "convert"),
+    ("schedule",),
+    ("convert",),
     ("checkpoint",),
     ("inspect", "integrations"),
     ("__init__",),
@@ -37,7 +38,7 @@ LAB_LEVELS: list[tuple[str, ...]] = [
     ("__init__",),
     ("baselines", "data"),
     ("models",),
-    ("training", "bench"),
+    ("training", "bench", "selftest"),
     ("reproduce", "demo"),
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))

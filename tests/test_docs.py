@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import runpy
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from blockgate.cli import _commands, parse
+from blockgate.lab.training.launch import check_run
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -26,9 +29,13 @@ NOT_RUN = {
     "blockgate train": "takes 20 minutes; tests/cli trains tiny models",
     "blockgate evaluate": "needs what train has trained; tests/cli does that",
     "blockgate generate": "needs what train has trained; tests/cli does that",
+    "blockgate atlas": "needs what train has trained; tests/cli does that",
     "blockgate bench": "takes minutes; tests/bench measures at toy size",
+    "torchrun": "takes two machines; tests/tools/two_hosts.py makes some",
+    "srun": "takes a cluster; tests/lab/reproduce/test_slurm.py makes one",
     "blockgate demo": "takes minutes, and opens a page",
     "blockgate reproduce": "takes a minute at the least; tests/reproduce does that",
+    "blockgate selftest": "takes a minute at the least; tests/lab/selftest judges a few problems",
 }
 
 
@@ -98,11 +105,36 @@ def reason(line: str) -> str:
 
 
 def accept(line: str, folder: Path) -> None:
-    """Lets the command line of blockgate read a line; config files that it names are put into `folder`."""
-    program, *words = shlex.split(line)
+    """Lets the command line of blockgate read a line; config files that it names are put into `folder`.
+
+    What it is to train must be a run that as many processes can share as the line starts.
+    """
+    program, *words = shlex.split(line.partition(" > ")[0])
+    launcher: list[str] = []
+    if program in {"torchrun", "srun"} and "blockgate" in words:
+        start = words.index("blockgate")
+        launcher, program, words = words[:start], "blockgate", words[start + 1 :]
     if program == "blockgate" and words[0] in _commands([]):
-        (folder / "my-config.json").write_text('{"task": "language-model"}')
-        parse([str(folder / word) if word == "my-config.json" else word for word in words])
+        (folder / "my-config.json").write_text('{"base": "ptb-lstm-laptop"}')
+        command = parse([str(folder / word) if word == "my-config.json" else word for word in words])
+        if words[0] == "train":
+            with pytest.MonkeyPatch.context() as patch:
+                for name, value in environment_of(launcher).items():
+                    patch.setenv(name, value)
+                check_run(replace(command.config, output=folder / "run", resume=False))
+
+
+def environment_of(launcher: list[str]) -> dict[str, str]:
+    """What torchrun or srun tell the processes that they start, of how many there are."""
+    options = dict(itertools.pairwise(launcher))
+    nodes = options.get("--nnodes") or options.get("--nodes")
+    if nodes is None:
+        return {}
+    each = options.get("--nproc-per-node") or options["--ntasks-per-node"]
+    world = str(int(nodes) * int(each))
+    if "--nnodes" in options:
+        return {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": each, "WORLD_SIZE": world}
+    return {"SLURM_NTASKS": world, "SLURM_NNODES": nodes, "SLURM_STEP_ID": "0"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

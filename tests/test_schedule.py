@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import copy
+import gc
 import json
+import re
+import warnings
 
 import pytest
+import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import blockgate as bg
+from blockgate.errors import BlockgateWarning
 from tests.helpers import raises_blockgate
 
 
@@ -143,3 +150,96 @@ def test_one_ramp_for_each_group_of_layers():
     assert sparsities(net) == [0.5, 0.5, 0.5]
     with raises_blockgate("name pattern"):
         bg.SparsityRamp(net, 0.5, 0, 2, layers="z")
+
+
+def coarse() -> nn.Module:
+    """Rows of 4 and of 10 blocks."""
+    return nn.Sequential(
+        bg.DynamicSparseLinear(16, 8, block_size=4, sparsity=0.0),
+        bg.DynamicSparseLinear(40, 16, block_size=4, sparsity=0),
+    )
+
+
+def test_a_level_that_whole_blocks_cannot_meet_is_told():
+    message = (
+        "1 of 2 gates can't reach the sparsity that was asked for, since only whole blocks open: "
+        "sparsity 0.9 closes 75.0% of 2x4 blocks. Take thinner blocks"
+    )
+    with pytest.warns(BlockgateWarning, match=re.escape(message)):
+        bg.set_sparsity(coarse(), 0.9)
+    with pytest.warns(BlockgateWarning, match=re.escape(message)):
+        ramp = bg.SparsityRamp(coarse(), 0.9, 2, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(4):
+            ramp.step()
+        bg.set_sparsity(coarse(), 0.5)
+
+
+def test_an_optimizer_made_before_the_gates_is_told():
+    def first_step(late: bool):
+        net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        early = torch.optim.SGD(net.parameters(), lr=0.1)
+        bg.sparsify_(net, block_size=2, filter_fn=lambda *_: True)
+        ramp = bg.SparsityRamp(net, 0.5, 0, 4)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1) if late else early
+        net(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        ramp.step()
+        return ramp
+
+    with pytest.warns(BlockgateWarning, match="the optimizer trains the model but none of its gates"):
+        ramp = first_step(late=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ramp.step()
+        first_step(late=True)
+
+
+def watchers() -> int:
+    """Hooks on all optimizers that ramps have left."""
+    hooks = _global_optimizer_post_hooks.values()
+    return sum("_note_training" in hook.__qualname__ for hook in hooks)
+
+
+def trained_once(ramp: bg.SparsityRamp) -> None:
+    net = ramp.model
+    net(torch.randn(4, net[0].in_features)).sum().backward()
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
+
+
+def test_a_ramp_stops_watching_optimizers_once_it_has_seen_one():
+    before = watchers()
+    ramp = bg.SparsityRamp(model(), 0.5, 0, 4)
+    assert watchers() == before + 1
+    ramp.step()  # before training: nothing to see yet
+    assert watchers() == before + 1
+    torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1).step()  # of another model
+    ramp.step()
+    assert watchers() == before + 1
+    trained_once(ramp)
+    ramp.step()
+    assert watchers() == before
+
+
+def test_a_ramp_that_is_gone_leaves_no_hook():
+    before = watchers()
+    ramp = bg.SparsityRamp(model(), 0.5, 0, 4)
+    copied = copy.deepcopy(ramp)
+    assert watchers() == before + 1
+    del ramp
+    gc.collect()
+    assert watchers() == before
+    copied.step()
+
+
+def test_gates_that_are_frozen_on_purpose_are_no_reason_to_warn():
+    net = model()
+    for layer in net:
+        layer.gate.requires_grad_(False)
+    ramp = bg.SparsityRamp(net, 0.5, 0, 4)
+    net(torch.randn(4, 8)).sum().backward()
+    torch.optim.SGD([layer.weight for layer in net], lr=0.1).step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ramp.step()

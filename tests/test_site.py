@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,3 +50,22 @@ def test_nothing_is_fetched_from_other_hosts(site):
         assert not fetched, page
     for style in site.rglob("*.css"):
         assert not re.findall(r"url\([\"']?https?://[^)]*", style.read_text()), style
+
+
+def test_search_needs_no_server(site):
+    """Pages from the disk get the index as a script, and a frame in place of the worker that browsers refuse."""
+    assert (site / "search" / "search_index.js").read_text().startswith("var __index = {")
+    for page, script in (("index.html", "theme/iframe-worker.js"), ("api/layers.html", "../theme/iframe-worker.js")):
+        assert f'<script src="{script}">' in (site / page).read_text()
+
+
+@pytest.mark.parametrize("page", ["index.html", "api/layers.html"])
+def test_search_finds_pages_that_were_opened_from_the_disk(site, page):
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("needs Chromium")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"]
+    address = f"{(site / page).as_uri()}?q=SparsityRamp"
+    shown = subprocess.run([browser, *options, address], capture_output=True, text=True, check=True).stdout
+    assert re.search(r"[1-9]\d* matching document", shown)
+    assert 'href="file://' in shown.split('class="md-search-result__list"')[1]

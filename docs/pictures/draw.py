@@ -2,7 +2,8 @@
 
     python docs/pictures/draw.py
 
-Gates are computed by blockgate from made-up scores; times come from the result file of benchmarks/block_size.py.
+Gates are computed by blockgate from made-up scores; times come from the result file of benchmarks/block_size.py, and
+times and perplexities from those of `blockgate reproduce wide --time`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import blockgate as bg
 from blockgate.ops import topk_gates
 
 HERE = Path(__file__).parent
+STUDY = HERE.parents[1] / "benchmarks" / "study" / "laptop"
 TIMES = HERE.parents[1] / "benchmarks" / "results" / "block-size_epyc-zen3_2-threads.json"
 
 # Load average from which on the picture tells of it.
@@ -26,6 +28,7 @@ BUSY = 0.7
 INK, FAINT, CLOSED, KEY = "#263238", "#90a4ae", "#eceff1", "#ffb300"
 # From a gate that is just open to a wide one.
 OPEN = ("#d7f0ed", "#b2dfdb", "#93d3cb", "#74c6bc", "#4db6ac")
+OPEN_DARK = "#00796b"
 COLOURS = {"64": "#00897b", "128": "#5e35b1", "all": "#e64a19"}
 
 
@@ -218,10 +221,51 @@ def draw_block_size(data: dict[str, Any]) -> str:
     return picture.svg()
 
 
+def draw_quality(study: Path) -> str:
+    """Perplexity against the time of a token, whole model, each kind packed alike."""
+    picture = Picture(720, 330, "Test perplexity against microseconds a token")
+    data = json.loads((study / "times-wide.json").read_text())
+    arms = (
+        ("ptb-wide-dense", "float32", "dense, float32", INK),
+        ("ptb-wide-dense", "int8", "dense, int8", INK),
+        ("ptb-wide-agp-50", "int8", "50% pruned, int8", "#e64a19"),
+        ("ptb-wide-dynamic-best-no-dropout-50", "int8", "50% gated, int8", OPEN_DARK),
+        ("ptb-wide-dynamic-best-no-dropout-90", "int8", "90% gated, int8", OPEN_DARK),
+    )
+    points = []
+    for arm, engine, words, colour in arms:
+        result = json.loads((study / arm / "seed-1.json").read_text())
+        costs, score = result["costs"], data["quality"][arm].get(engine, result["test"]["perplexity"])
+        if costs["gate_macs"]:
+            words += f" ({(costs['matrix_macs'] - costs['gate_macs']) / costs['matrix_macs_dense']:.0%} open)"
+        points.append((data["seconds"][arm][engine]["model"]["median"] * 1e6, score, words, colour))
+    left, top, width, height, most, low, high = 70, 50, 610, 210, 2500, 150, 175
+    for tick in range(low, high + 1, 5):
+        y = top + height * (high - tick) / (high - low)
+        picture.line([(left, y), (left + width, y)], CLOSED)
+        picture.text(left - 8, y + 4, str(tick), anchor="end", size=11)
+    for tick in range(0, most + 1, 500):
+        picture.text(left + width * tick / most, top + height + 18, str(tick), size=11)
+    for time, score, words, colour in points:
+        x, y = left + width * time / most, top + height * (high - score) / (high - low)
+        picture.dot(x, y, colour)
+        past = time > most / 2
+        picture.text(x - 9 if past else x + 9, y + 4, words, anchor="end" if past else "start", colour=colour)
+    picture.line([(left, top + height), (left + width, top + height)], FAINT)
+    picture.text(left, 24, "test perplexity: lower is better", anchor="start", size=12)
+    picture.text(left + width, top + height + 38, "microseconds a token, whole model: further left is faster",
+                 anchor="end", size=12)  # fmt: skip
+    where = f"one epoch, one seed; {data['machine']['cpu']}, {data['machine']['threads']} thread"
+    picture.text(left + width / 2, 318, f"LSTM language model of 2 x 768, Penn Treebank, {where}", colour="#607d8b",
+                 size=11)  # fmt: skip
+    return picture.svg()
+
+
 def main(output: Path, times: Path) -> None:
     """Writes all pictures."""
     output.mkdir(parents=True, exist_ok=True)
     drawn = {"grid": draw_grid(), "inputs": draw_inputs(), "select": draw_select(), "ramp": draw_ramp()}
+    drawn["quality"] = draw_quality(STUDY)
     drawn["block-size"] = draw_block_size(json.loads(times.read_text()))
     for name, text in drawn.items():
         part = output / f".{name}.part"

@@ -9,22 +9,36 @@ from typing import Any
 from blockgate import errors
 from blockgate._version import __version__ as __version__
 from blockgate.checkpoint import load_pretrained, save_pretrained
-from blockgate.convert import pack, sparsify_
-from blockgate.inspect import explain, record_gates, summary
-from blockgate.layers import DynamicSparseLinear, DynamicSparseLSTM, DynamicSparseQRNN
+from blockgate.convert import calibrate, pack, sparsify_
+from blockgate.inspect import advise, allocate, explain, record_gates, sensitivity, summary
+from blockgate.integrations.distil import distil
+from blockgate.layers import (
+    DynamicSparseGRU,
+    DynamicSparseLinear,
+    DynamicSparseLSTM,
+    DynamicSparseMLP,
+    DynamicSparseQRNN,
+)
 from blockgate.schedule import SparsityRamp, set_sparsity
 
 __all__ = [
+    "DynamicSparseGRU",
     "DynamicSparseLSTM",
     "DynamicSparseLinear",
+    "DynamicSparseMLP",
     "DynamicSparseQRNN",
     "SparsityRamp",
+    "advise",
+    "allocate",
+    "calibrate",
+    "distil",
     "errors",
     "explain",
     "load_pretrained",
     "pack",
     "record_gates",
     "save_pretrained",
+    "sensitivity",
     "set_sparsity",
     "sparsify_",
     "summary",

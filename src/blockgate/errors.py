@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BackendError", "BlockgateError", "InvalidInputError", "invalid", "missing_extra"]
+__all__ = ["BackendError", "BlockgateError", "BlockgateWarning", "InvalidInputError", "invalid", "missing_extra"]
 
 
 class BlockgateError(Exception):
@@ -15,6 +15,10 @@ class InvalidInputError(BlockgateError, ValueError):
 
 class BackendError(BlockgateError, RuntimeError):
     """A backend was asked for by name and can't run here."""
+
+
+class BlockgateWarning(UserWarning):
+    """Something works, but probably not as intended."""
 
 
 def invalid(what: str, *, expected: str, got: object, remedy: str) -> InvalidInputError:

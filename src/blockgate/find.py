@@ -1,11 +1,12 @@
-"""Layers of a model: its gates, its outermost layers of some kind, and layers by name patterns."""
+"""Layers of a model: its gates, its outermost layers of some kind, layers by name patterns; and what wraps them."""
 
 from __future__ import annotations
 
+import sys
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from blockgate.errors import InvalidInputError, invalid
 from blockgate.gates import Gate
@@ -13,7 +14,19 @@ from blockgate.gates import Gate
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["check_patterns", "first_match", "gate_label", "gate_names", "matches", "named_gates", "outermost"]
+__all__ = [
+    "check_patterns",
+    "first_match",
+    "gate_label",
+    "gate_names",
+    "holds_shards",
+    "is_sharded",
+    "matches",
+    "named_gates",
+    "outermost",
+    "own_class",
+    "unwrapped",
+]
 
 Value = TypeVar("Value")
 
@@ -88,6 +101,37 @@ def outermost(model: nn.Module, kinds: tuple[Any, ...], name: str = "") -> Itera
     for child_name, child in model._modules.items():
         if child is not None:
             yield from outermost(child, kinds, f"{name}.{child_name}" if name else child_name)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside what torch.compile and DistributedDataParallel put around it."""
+    while isinstance(model, nn.Module):
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if inner is None:
+            break
+        model = inner
+    return model
+
+
+def own_class(module: nn.Module) -> type[nn.Module]:
+    """The class of a module, as it was before `fully_shard` put one of its own in front."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    kind = type(module)
+    return kind.__mro__[2] if fsdp is not None and isinstance(module, fsdp.FSDPModule) else kind
+
+
+def holds_shards(model: nn.Module) -> bool:
+    """Whether the parameters of a model are spread over processes, also where a call has left them whole for now."""
+    # The mark of fully_shard, which keeps the weights of the outermost module whole after a call in eval mode.
+    marked = any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules())
+    return marked or any(map(is_sharded, model.parameters()))
+
+
+def is_sharded(tensor: object) -> bool:
+    """Whether a tensor is spread over processes."""
+    return isinstance(tensor, Tensor) and hasattr(tensor, "full_tensor")
 
 
 def _no_gates(model: object) -> InvalidInputError:

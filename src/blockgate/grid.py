@@ -11,6 +11,9 @@ from blockgate.errors import invalid
 
 __all__ = ["BlockGrid", "as_int", "check_seed", "check_size", "check_sparsity", "check_threads", "open_blocks"]
 
+# The largest size of anything; native code has the same bound.
+MOST = 1 << 40
+
 
 @dataclass(frozen=True, slots=True, init=False)
 class BlockGrid:
@@ -74,10 +77,15 @@ def as_int(value: object) -> int | None:
 
 
 def check_size(what: str, size: object) -> int:
-    """`size` as an int if it is a positive whole number."""
+    """`size` as an int if it is a positive whole number that sums and products of sizes can't drive out of 64 bits."""
     number = as_int(size)
     if number is None or number <= 0:
         raise invalid(what, expected="a positive int", got=size, remedy="Sizes count from 1.")
+    if number > MOST:
+        remedy = "A block as large as the weight is enough to have one block."
+        raise invalid(
+            what, expected="at most 2^40", got=size, remedy=remedy if "block" in what else "Check the number."
+        )
     return number
 
 

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from blockgate.errors import invalid
+from blockgate.errors import BlockgateWarning, invalid
 from blockgate.find import check_patterns, first_match, gate_names
 from blockgate.grid import as_int, check_sparsity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["RAMP_SHAPES", "SparsityRamp", "set_sparsity"]
+    from torch.optim import Optimizer
+
+    from blockgate.gates import Gate
+
+__all__ = ["RAMP_SHAPES", "SparsityRamp", "set_sparsity", "warn_of_rounding"]
+
+# How far the share of closed blocks may be from the sparsity that was asked for, without a word.
+MOST_ROUNDING = 0.05
+# So many different grids are named in a warning.
+LISTED = 3
 
 # The share of the way from the initial to the final sparsity, after a share t of the time.
 RAMP_SHAPES: dict[str, Callable[[float], float]] = {
@@ -32,6 +45,32 @@ def set_sparsity(model: nn.Module, sparsity: float | Mapping[str, float]) -> Non
             {"encoder.*": 0.75, "*.linear2": 0.5}. The first pattern that matches the name of a layer, or of a module
             that contains it, counts; other layers stay as they are. A pattern that counts for no layer is an error.
     """
+    wanted = _wanted(model, sparsity)
+    _set(wanted)
+    warn_of_rounding(wanted, stacklevel=3)
+
+
+def warn_of_rounding(wanted: Mapping[Gate, float], stacklevel: int) -> None:
+    """Warns once, with all layers in question, where whole blocks can't reach the sparsity that is wanted."""
+    far = []
+    for gate, sparsity in wanted.items():
+        closed = 1 - gate.target_density * gate.count_open(sparsity) / gate.open_blocks
+        if abs(closed - sparsity) > MOST_ROUNDING:
+            blocks = f"{gate.grid.out_blocks}x{gate.grid.in_blocks} blocks"
+            far.append(f"sparsity {sparsity:g} closes {closed:.1%} of {blocks}")
+    if far:
+        grids = dict.fromkeys(far)
+        listed = [*list(grids)[:LISTED], *(["..."] if len(grids) > LISTED else [])]
+        warnings.warn(
+            f"{len(far)} of {len(wanted)} gates can't reach the sparsity that was asked for, since only whole "
+            f"blocks open: {'; '.join(listed)}. Take thinner blocks, such as block_size=(256, 8), or another sparsity.",
+            BlockgateWarning,
+            stacklevel=stacklevel,
+        )
+
+
+def _wanted(model: nn.Module, sparsity: float | Mapping[str, float]) -> dict[Gate, float]:
+    """What each gate is to have; raises if one of them can't."""
     patterns = sparsity if isinstance(sparsity, Mapping) else {"*": sparsity}
     for value in patterns.values():
         check_sparsity(value)
@@ -40,6 +79,10 @@ def set_sparsity(model: nn.Module, sparsity: float | Mapping[str, float]) -> Non
     wanted = {gate: match[1] for gate, names in gates.items() if (match := first_match(patterns, names))}
     for gate, value in wanted.items():
         gate.count_open(value)
+    return wanted
+
+
+def _set(wanted: Mapping[Gate, float]) -> None:
     for gate, value in wanted.items():
         gate.target_sparsity = value
 
@@ -87,6 +130,9 @@ class SparsityRamp:
         self.layers = layers
         self.steps_done = 0
         self._apply()
+        warn_of_rounding(_wanted(model, {layers: self.final}), stacklevel=3)
+        self._trained: set[int] | None = set()
+        _note_training(self)
 
     @property
     def sparsity(self) -> float:
@@ -104,6 +150,7 @@ class SparsityRamp:
 
     def step(self) -> float:
         """Moves one step on, sets the sparsity of the model, and returns it."""
+        self.check_optimizer(stacklevel=3)
         return self.move_to(self.steps_done + 1)
 
     def move_to(self, step: int) -> float:
@@ -111,6 +158,28 @@ class SparsityRamp:
         self.steps_done = step
         self._apply()
         return self.sparsity
+
+    def check_optimizer(self, *, stacklevel: int = 2) -> None:
+        """Warns, once, if the optimizers that have stepped so far train the model but none of its gates.
+
+        `step` does it; call it beside `move_to`. Nothing happens before an optimizer has stepped.
+        """
+        if self._trained is None:
+            return
+        gates = {id(p) for gate in gate_names(self.model) for p in gate.parameters() if p.requires_grad}
+        others = {id(p) for p in self.model.parameters()} - gates
+        if not self._trained & (gates | others):
+            return
+        trained, self._trained = self._trained, None
+        if (stop := _watching.pop(self, None)) is not None:
+            stop()
+        if gates and not trained & gates:
+            warnings.warn(
+                "the optimizer trains the model but none of its gates: they are new parameters, which an optimizer "
+                "made before sparsify_ doesn't know. Make the optimizer from model.parameters() after sparsify_.",
+                BlockgateWarning,
+                stacklevel=stacklevel + 1,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs to go on from here."""
@@ -126,4 +195,20 @@ class SparsityRamp:
         self.move_to(steps)
 
     def _apply(self) -> None:
-        set_sparsity(self.model, {self.layers: self.sparsity})
+        _set(_wanted(self.model, {self.layers: self.sparsity}))
+
+
+# What ends the watch of a ramp over optimizers. Not in the ramp itself, which may be copied and pickled.
+_watching: WeakKeyDictionary[SparsityRamp, Callable[[], Any]] = WeakKeyDictionary()
+
+
+def _note_training(ramp: SparsityRamp) -> None:
+    """Collects the identities of the parameters that optimizers train, until the ramp has checked them or is gone."""
+    reference = weakref.ref(ramp)
+
+    def note(optimizer: Optimizer, *_: Any) -> None:
+        ramp = reference()
+        if ramp is not None and ramp._trained is not None:
+            ramp._trained |= {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+    _watching[ramp] = weakref.finalize(ramp, register_optimizer_step_post_hook(note).remove)

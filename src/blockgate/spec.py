@@ -53,8 +53,9 @@ class GateSpec:
     gate_hidden: int | None = None
     """Width of a hidden ReLU layer in the gate; None for none, as in the paper."""
     gate: str | None = None
-    """"margin", "topk", "eq1" (the paper's: topk with mean and global), "softmax_sum", "sigmoid", or one of yours. If
-    unset, margin; or topk where `normalise` is given, which is an option of topk only. Kept as the name."""
+    """"margin", "topk", "eq1" (the paper's: topk with mean and global), "norm" (no parameters), "softmax_sum",
+    "sigmoid", or one of yours. If unset, margin; or topk where `normalise` is given, which is an option of topk only.
+    Kept as the name."""
     normalise: str | None = None
     """Of topk, what the gates are scaled to: "rms" 1 (if unset), "mean" 1, or "none"."""
     select: str | None = None

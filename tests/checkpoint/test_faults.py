@@ -216,7 +216,7 @@ def test_a_failing_disk_leaves_the_old_checkpoint(saved, monkeypatch):
 def test_folders_of_another_make_are_not_overwritten(tmp_path):
     for text in ('{"model_type": "gpt2"}', "not json", "[]"):
         (tmp_path / "config.json").write_text(text)
-        with raises_blockgate("directory: expected no config.json of another make"):
+        with raises_blockgate("directory: expected no config.json from another program"):
             bg.save_pretrained(sparse(), tmp_path)
         assert (tmp_path / "config.json").read_text() == text
         assert not (tmp_path / "model.safetensors").exists()

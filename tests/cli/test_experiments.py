@@ -35,6 +35,15 @@ def test_evaluate_as_text_and_json(trained, capsys):
     assert "density" in out
 
 
+def test_evaluate_tells_of_words_that_the_model_does_not_know(trained, tmp_path, capsys):
+    for part in ("train", "valid", "test"):
+        (tmp_path / f"{part}.txt").write_text("w1 quite another language\n" * 60)
+    assert main(["evaluate", str(trained / "run"), "--data", str(tmp_path), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["missing_words"] == pytest.approx(3 / 5)
+    assert "warning: the model's vocabulary lacks 60% of the words" in err
+
+
 def test_generate_is_decided_by_the_seed(trained, capsys):
     texts = []
     for seed in ("1", "1", "2"):
@@ -51,6 +60,27 @@ def test_generate_is_decided_by_the_seed(trained, capsys):
 def test_generate_with_other_weights(trained, packed, capsys):
     assert main(["generate", str(trained / "run"), "--words", "5", "--packed", packed, "--temperature", "0"]) == 0
     assert len(capsys.readouterr().out.split()) == 5
+
+
+def test_generate_finds_the_likeliest_words_by_screening(trained, tmp_path, capsys):
+    run = str(tmp_path / "run")
+    config = str(trained / "tiny.json")
+    # An output layer that scores every word; that of the shared run is adaptive.
+    assert main(["train", config, "--output", run, "--epochs", "1", "--model.cutoffs"]) == 0
+    capsys.readouterr()
+    command = ["generate", run, "--words", "9", "--temperature", "0", "--json"]
+    told = []
+    for layer in ("auto", "screened", "dense"):
+        assert main([*command, "--output-layer", layer]) == 0
+        told.append(json.loads(capsys.readouterr().out))
+    assert [facts["output_layer"] for facts in told] == ["screened", "screened", "dense"]
+    assert told[0]["words"] == told[1]["words"] == told[2]["words"]
+    assert main(["generate", run, "--words", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["output_layer"] == "dense"
+    assert main([*command, "--output-layer", "screened", "--packed", "no"]) == 2
+    assert "--output-layer screened: expected a packed model" in capsys.readouterr().err
+    assert main(["generate", str(trained / "run"), "--temperature", "0", "--output-layer", "screened"]) == 2
+    assert "got 'an adaptive softmax'" in capsys.readouterr().err
 
 
 def test_only_language_models_generate(tmp_path, capsys):

@@ -64,7 +64,7 @@ def complaint(args, capsys) -> str:
     ("args", "message"),
     [
         # Words that no command knows.
-        (["nonsense"], "expected one of bench, data"),
+        (["nonsense"], "expected one of advise, atlas, bench, data"),
         (["info", "--nonsense"], "--nonsense. See: blockgate info --help"),
         (["train", "ptb-lstm-laptopp"], "ptb-lstm-paper"),
         (["train", "ptb-lstm-laptop", "--epoch", "3"], "Perhaps you meant --epochs. See: blockgate train --help"),
@@ -89,7 +89,7 @@ def complaint(args, capsys) -> str:
         (["train", "nowhere.json"], "nowhere.json"),
         (["train", "WRONG/broken.json"], "a JSON file"),
         (["train", "WRONG/bytes.json"], "a JSON file"),
-        (["train", "WRONG/list.json"], "a task"),
+        (["train", "WRONG/list.json"], "a JSON object"),
         (["train", "WRONG/typo.json"], "['epoch']"),
         (["train", "WRONG/type.json"], "got '3'"),
         (["train", "WRONG"], "WRONG"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from blockgate.cli.usage import in_one_line, overview
+from blockgate.cli.usage import in_one_line, overview, program
 
 BOX = """\
 ╭─ Unrecognized options ──────────────────────────────────────────────────────╮
@@ -53,3 +55,29 @@ def test_the_overview_has_a_line_for_each_command():
         """
 
     assert overview("What it is.", {"make": Made}).splitlines()[-1] == "  make  Makes it."
+
+
+@pytest.mark.parametrize(
+    ("beside", "on_path", "called"),
+    [
+        (True, False, ".venv/bin/blockgate"),
+        (True, True, "blockgate"),
+        (False, False, "{}/.venv/bin/python -m blockgate"),
+    ],
+)
+def test_the_program_is_called_so_that_a_shell_finds_it(beside, on_path, called, tmp_path, monkeypatch):
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    if beside:
+        (folder / "blockgate").touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.setenv("PATH", str(folder) if on_path else "/nowhere")
+    assert program() == called.format(tmp_path)
+
+
+def test_the_program_of_another_folder_is_called_by_its_whole_path(tmp_path, monkeypatch):
+    (tmp_path / "other place").mkdir()
+    (tmp_path / "other place" / "blockgate").touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "other place" / "python"))
+    assert program() == f"'{tmp_path}/other place/blockgate'"

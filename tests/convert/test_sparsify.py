@@ -196,10 +196,10 @@ def without_weight() -> nn.Module:
         (without_weight, "its weight is no parameter of its own"),
         (lambda: nn.LazyLinear(32), "lazy: run a batch through the model first"),
         (lambda: nn.Linear(32, 32, dtype=torch.complex64), "its weight is a Parameter of complex64"),
-        (lambda: nn.GRU(32, 32), "has no gated form"),
-        (lambda: nn.LSTM(32, 32, bidirectional=True), "bidirectional and projected LSTMs have no gated form"),
+        (lambda: nn.RNN(32, 32), "has no gated form"),
+        (lambda: nn.LSTM(32, 32, proj_size=8), "LSTMs with a projection have no gated form"),
         (lambda: nn.MultiheadAttention(32, 2), "torch's attention reads the weights of its projections itself"),
-        (lambda: bg.pack(nn.Linear(32, 32)), "packed, for inference alone"),
+        (lambda: bg.pack(nn.Linear(32, 32)), "packed, for inference only"),
         (lambda: bg.DynamicSparseLinear(32, 32), "already gated"),
     ],
 )
@@ -219,8 +219,8 @@ def test_the_report_prints_and_becomes_json():
     report = convert(MLP(), example_input=torch.randn(4, 64))
     table = str(report)
     lines = table.splitlines()
-    assert lines[0].split() == ["layer", "kind", "blocks", "gate", "parameters"]
-    assert lines[1].split() == ["first", "Linear", "8x4", "2,080", "gated"]
+    assert lines[0].split() == ["layer", "kind", "blocks", "open", "gate", "parameters"]
+    assert lines[1].split() == ["first", "Linear", "8x4", "50.0%", "2,080", "gated"]
     assert "small" in table
     assert "skipped: too small to pay" in table
     assert "2 layers gated, 3 skipped, 6,208 gate parameters added" in table
@@ -232,6 +232,7 @@ def test_the_report_prints_and_becomes_json():
         "converted": True,
         "reason": "",
         "grids": [[8, 4]],
+        "densities": [0.5],
         "gate_parameters": 2080,
         "also": [],
     }

@@ -51,7 +51,9 @@ def test_names_dtypes_and_formats_are_understood():
         assert get_format(known) is known
         assert get_format(copy.deepcopy(known)) is known
         assert pickle.loads(pickle.dumps(known)) is known
-    assert len({known.dtype for known in FORMATS.values()}) == len(FORMATS)
+    # One dtype, one kind of blocks: a checkpoint can't be taken for another's.
+    assert len({(known.dtype, known.bits, known.side_by_side) for known in FORMATS.values()}) == len(FORMATS) - 1
+    assert type(FORMATS["int8a8"]).pack is type(FORMATS["int8"]).pack
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
         assert get_format(dtype).dtype == dtype
 
@@ -117,7 +119,7 @@ def test_integers_refuse_weights_that_are_not_finite(name, bad):
 
 def test_a_file_in_the_folder_is_a_format():
     assert all(isinstance(known, Format) for known in FORMATS.values())
-    assert {"float32", "bfloat16", "int8", "int4"} <= set(FORMATS)
+    assert {"float32", "bfloat16", "int8", "int8a8", "int4"} <= set(FORMATS)
 
 
 @pytest.mark.parametrize("depth", [1, 31, 32, 33, 64, 65])

@@ -101,9 +101,9 @@ def test_layout_of_the_input():
 
 def test_tracing(monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert linear().plan(rows()) == (OPS, *plan.GRADIENTS)
+    assert linear().plan(rows()) == plan.Plan(OPS, *plan.GRADIENTS)
     with torch.no_grad():
-        assert linear().plan(rows()) == (OPS, *plan.TRACING)
+        assert linear().plan(rows()) == plan.Plan(OPS, *plan.TRACING)
 
 
 def test_no_kernels(monkeypatch):
@@ -121,6 +121,16 @@ def test_kind_of_gate():
     check(linear(gate="softmax_sum"), rows(), OPS, plan.GATE_KIND)
     check(lstm(gate="softmax_sum"), steps(), STEPS, plan.GATE_KIND)
     check(bg.pack(linear(gate="softmax_sum")), rows(), OPS, plan.GATE_KIND)
+
+
+def test_norm_gates_are_packed():
+    columns = linear(gate="norm", block_size=(32, 1))
+    check(columns, rows(), OPS, plan.NORM_COLUMNS)
+    assert "bg.pack" in plan.NORM_COLUMNS.remedy
+    check(bg.pack(columns), rows(), FUSED, ("", ""))
+    wide = linear(gate="norm", block_size=(32, 2))
+    check(wide, rows(), OPS, plan.NORM_BLOCKS)
+    check(bg.pack(wide), rows(), OPS, plan.NORM_BLOCKS)
 
 
 def test_hooks_of_the_gate():
@@ -185,7 +195,7 @@ def test_weights_made_in_inference_mode():
 def test_type_of_the_state():
     state = (torch.zeros(2, 3, 16).double(), torch.zeros(2, 3, 16).double())
     for model, path in [(lstm(), OPS), (bg.pack(lstm()), STEPS)]:
-        assert the_state_row(model, steps(), state) == (path, *plan.STATE_TYPE)
+        assert the_state_row(model, steps(), state) == plan.Plan(path, *plan.STATE_TYPE)
 
 
 @torch.no_grad()
@@ -207,12 +217,24 @@ def test_hooks_inside_of_a_packed_lstm():
     check(packed, steps(), FUSED, ("", ""))
 
 
+def test_gates_of_a_sharded_model():
+    model = linear()
+    model.gate._is_fsdp_managed_module = True  # the mark that fully_shard leaves
+    check(model, rows(), OPS, plan.SHARDED)
+
+
+def test_triton_asked_for_by_name():
+    model = linear()
+    model.gate._backend = "triton"  # the constructor refuses it where there is no GPU
+    assert plan.gate_refusal(model.gate) is plan.TRITON
+
+
 def test_every_refusal_has_a_test_here():
     from pathlib import Path
 
     refusals = [name for name, value in vars(plan).items() if isinstance(value, plan.Refusal)]
-    text = Path(__file__).read_text()
-    assert len(refusals) == 23
+    text = "".join(file.read_text() for file in Path(__file__).parent.glob("test_explain*.py"))
+    assert len(refusals) == 31
     assert [name for name in refusals if f"plan.{name}" not in text] == []
 
 

@@ -105,7 +105,18 @@ def test_too_few_rows_are_told():
 def test_closed_rows_and_low_density_are_told():
     messages = warnings_of([[0, 1, 2, 3], []], [0, 0, 1] * 20)
     assert one_of(messages, "20 of 60 rows opened no block at all")
-    assert one_of(messages, "opens 66.7% of its blocks, target 100.0%")
+    assert one_of(messages, "opens fewer blocks than asked for (66.7% instead of 100.0%). Usually harmless")
+
+
+def test_findings_name_their_gate_and_kind():
+    layer = layer_that_opens([[0, 1, 2, 3], []])
+    with bg.record_gates(layer) as record:
+        layer(inputs(layer, [0, 0, 1] * 20))
+    assert [(found.gate, found.kind) for found in record.findings()] == [
+        ("gate", "closed rows"),
+        ("gate", "few blocks"),
+    ]
+    assert record.warnings() == [str(found) for found in record.findings()]
 
 
 def test_values_that_are_not_finite_are_told():
@@ -116,3 +127,32 @@ def test_values_that_are_not_finite_are_told():
         layer(inputs(layer, [0]))
     assert one_of(record.warnings(), "not finite")
     assert record.to_dict()["gates"]["gate"]["value_mean"] is None
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_labels_of_sequences_in_a_recurrent_layer(batch_first):
+    """A label for each step, steps outermost, whatever batch_first says, as the error advises."""
+    torch.manual_seed(0)
+    lstm = bg.DynamicSparseLSTM(8, 8, batch_first=batch_first, block_size=4, sparsity=0.5, select="global").eval()
+    sequences, y, steps = torch.randn(3, 5, 8), torch.tensor([7, 8, 9]), 5
+
+    def record_of(which, labels):
+        x = sequences[which]
+        with bg.record_gates(lstm) as record, record.labelled(labels):
+            lstm(x if batch_first else x.transpose(0, 1))
+        return record
+
+    with raises_blockgate("y.repeat(T) for recurrent layers, which go through time first whatever batch_first says"):
+        record_of(slice(None), y)
+    together = record_of(slice(None), y.repeat(steps))
+    for number, label in enumerate(y.tolist()):
+        alone = record_of(slice(number, number + 1), [label] * steps)
+        for name, gate in together.gates.items():
+            assert gate.class_rows[label] == steps
+            torch.testing.assert_close(gate.class_open_counts[label], alone.gates[name].class_open_counts[label])
+    # Labels dealt out sequence by sequence end up elsewhere: the test can tell.
+    wrong = record_of(slice(None), y.repeat_interleave(steps))
+    assert any(
+        not torch.equal(wrong.gates[name].class_open_counts[7], gate.class_open_counts[7])
+        for name, gate in together.gates.items()
+    )

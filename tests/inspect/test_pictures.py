@@ -12,7 +12,7 @@ from torch import nn
 
 import blockgate as bg
 from blockgate.errors import BlockgateError
-from blockgate.inspect import draw_classes, draw_distribution, draw_trace
+from blockgate.inspect import draw_classes, draw_distribution, draw_sensitivity, draw_trace
 from tests.helpers import raises_blockgate
 from tests.inspect.helpers import small_net
 
@@ -175,3 +175,17 @@ def test_without_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(BlockgateError, match=r"pip install 'blockgate\[train\]'"):
         draw_distribution(record_of(small_net(), 6), tmp_path / "p.png")
+
+
+@pytest.mark.parametrize("layers", [1, 40])
+@pytest.mark.parametrize("loss", [None, lambda model, batch: model(batch).square().mean()], ids=["errors", "losses"])
+def test_sensitivity_is_drawn_with_all_its_numbers(layers, loss, tmp_path, drawn):
+    net = nn.Sequential(*(bg.DynamicSparseLinear(8, 8, block_size=(8, 1), gate="norm") for _ in range(layers)))
+    found = bg.sensitivity(net, [torch.randn(6, 8)], levels=(0.25, 0.5), loss=loss)
+    draw_sensitivity(found, tmp_path / "s.png")
+    (figure,) = drawn
+    texts = texts_of(figure)
+    assert {"25%", "50%", *(layer.name for layer in found.layers)} <= set(texts)
+    lost = found.layers[-1].errors if loss is None else found.layers[-1].losses
+    assert f"{lost[0.5]:.2g}" in texts
+    assert ("rise of the loss" in texts) is (loss is not None)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
 
 import blockgate as bg
+from blockgate.errors import BlockgateWarning
 from tests.helpers import raises_blockgate
 
 pytest.importorskip("transformers")
@@ -122,6 +125,38 @@ def test_a_real_trainer_drives_the_ramp_and_resumes(tmp_path):
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     logged = [round(entry["sparsity"], 6) for entry in resumed.state.log_history if "loss" in entry]
     assert logged == pytest.approx([0.1 * step for step in range(1, 9)])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_optimizer_made_before_the_gates_is_told(tmp_path):
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    from blockgate.integrations.huggingface import SparsityCallback
+
+    class Late(Regression):
+        """Is gated after its optimizer was made."""
+
+        def __init__(self) -> None:
+            nn.Module.__init__(self)
+            self.net = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+            self.optimizer = torch.optim.SGD(self.parameters(), 0.01)
+            bg.sparsify_(self.net, block_size=16, sparsity=0.0)
+
+    def run(net, optimizer):
+        data = [{"x": torch.randn(32), "labels": torch.randn(32)} for _ in range(8)]
+        options = {"per_device_train_batch_size": 4, "report_to": [], "use_cpu": True, "save_strategy": "no"}
+        arguments = TrainingArguments(str(tmp_path), num_train_epochs=1, disable_tqdm=True, **options)
+        callbacks = [SparsityCallback(0.5, 0, 4)]
+        Trainer(net, arguments, train_dataset=data, callbacks=callbacks, optimizers=(optimizer, None)).train()
+
+    net = Late()
+    with pytest.warns(BlockgateWarning, match="the optimizer trains the model but none of its gates"):
+        run(net, net.optimizer)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run(net, torch.optim.SGD(net.parameters(), 0.01))
+    assert not any(issubclass(one.category, BlockgateWarning) for one in told)
 
 
 def test_a_wrong_unit_is_refused():

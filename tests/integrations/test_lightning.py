@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import blockgate as bg
+from blockgate.errors import BlockgateWarning
 from tests.helpers import raises_blockgate
 
 pytest.importorskip("lightning")
@@ -21,7 +22,7 @@ pytestmark = [
 STEPS_PER_EPOCH = 4
 
 
-def module() -> nn.Module:
+def module(optimizer_first: bool = False) -> nn.Module:
     from lightning.pytorch import LightningModule
 
     class Net(LightningModule):
@@ -35,9 +36,10 @@ def module() -> nn.Module:
             return self.body(batch).square().mean()
 
         def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), 0.01)
+            return self.early or torch.optim.SGD(self.parameters(), 0.01)
 
     net = Net()
+    net.early = torch.optim.SGD(net.parameters(), 0.01) if optimizer_first else None
     bg.sparsify_(net, block_size=16, sparsity=0.0)
     return net
 
@@ -95,6 +97,14 @@ def test_two_callbacks_for_two_groups_of_layers(tmp_path):
     trainer = Trainer(accelerator="cpu", max_steps=2, callbacks=[first, second], default_root_dir=tmp_path, **options)
     trainer.fit(net, torch.utils.data.DataLoader(torch.randn(8, 32), batch_size=4))
     assert [net.body[i].sparsity for i in (0, 1)] == [0.5, 0.75]
+
+
+def test_an_optimizer_made_before_the_gates_is_told(tmp_path):
+    from blockgate.integrations.lightning import SparsityCallback
+
+    with pytest.warns(BlockgateWarning, match="the optimizer trains the model but none of its gates") as told:
+        fit(module(optimizer_first=True), tmp_path, SparsityCallback(0.5, 0, 4), 2)
+    assert sum(issubclass(one.category, BlockgateWarning) for one in told) == 1
 
 
 def test_a_wrong_unit_is_refused():

@@ -200,7 +200,7 @@ def test_strict_export_works_too(x):
 def test_forward_mode_derivatives_are_refused_clearly(x):
     layer = make()
     for call in (layer, bg.pack(layer)):
-        with raises_blockgate("Gated layers have reverse-mode gradients alone"):
+        with raises_blockgate("Gated layers have reverse-mode gradients only"):
             torch.func.jvp(call, (x,), (torch.ones_like(x),))
 
 

@@ -19,9 +19,9 @@ KERNEL_TESTS = [
     "tests/ops/test_registered.py",
     "tests/ops/test_packed.py",
     "tests/ops/test_packed_integers.py",
-    "tests/ops/test_gated_lstm.py",
-    "tests/ops/test_gated_lstm_use.py",
-    "tests/ops/test_prepared_lstm.py",
+    "tests/ops/test_gated_recurrence.py",
+    "tests/ops/test_gated_recurrence_use.py",
+    "tests/ops/test_prepared_recurrence.py",
     "tests/runtime/test_fused.py",
 ]
 
@@ -33,7 +33,7 @@ def run(isa: str, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("isa", ["avx512", "avx2", "baseline"])
+@pytest.mark.parametrize("isa", ["avx512vnni", "avx512", "avx2", "baseline"])
 def test_kernels_on(isa):
     asked = run(isa, "-c", "from blockgate.ops import native; print(native.isa())")
     if f"on this machine, got {isa}" in asked.stderr:

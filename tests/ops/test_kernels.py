@@ -37,6 +37,17 @@ CASES = [
     ((90, 50), (40, 13), 35, 0.6),
 ]
 
+# Gates that choose in every row of blocks: the same, but how many of each row are open. Three keep all.
+ROW_CASES = [
+    ((160, 96), (16, 16), 70, 3),
+    ((192, 48), (64, 4), 150, 5),
+    ((130, 70), (32, 32), 300, 1),
+    ((1040, 256), (16, 16), 40, 2),
+    ((160, 90), (16, 16), 70, 6),
+    ((270, 61), (128, 8), 300, 8),
+    ((530, 37), (256, 16), 20, 3),
+]
+
 
 @pytest.fixture(params=[1, 2, 5])
 def threads(request):
@@ -51,13 +62,19 @@ def problem(size, block, rows, share):
     x = torch.randn(rows, grid.in_features, requires_grad=True)
     weight = torch.randn(size, requires_grad=True)
     bias = torch.randn(grid.out_features, requires_grad=True)
+    if isinstance(share, int):
+        scores = torch.randn(rows, grid.num_blocks)
+        gates, indices = reference.topk_gates(scores, (share, grid.out_blocks), "margin")
+        return grid, [x, weight, bias, gates.requires_grad_()], indices
     open_blocks = max(1, round(share * grid.num_blocks))
     # Some kept scores are negative, so that some of the kept gates are closed.
     gates, indices = reference.topk_gates(torch.randn(rows, grid.num_blocks) + 0.5, (open_blocks, 1), "rms")
     return grid, [x, weight, bias, gates.requires_grad_()], indices
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0][0]}x{c[0][1]}-b{c[1][0]}x{c[1][1]}-N{c[2]}-{c[3]}")
+@pytest.mark.parametrize(
+    "case", CASES + ROW_CASES, ids=lambda c: f"{c[0][0]}x{c[0][1]}-b{c[1][0]}x{c[1][1]}-N{c[2]}-{c[3]}"
+)
 def test_outputs_and_gradients_equal_the_reference_in_double(case, threads):  # noqa: ARG001
     grid, inputs, indices = problem(*case)
     y = gated_linear(*inputs, indices, grid.block)
@@ -82,7 +99,7 @@ def test_gradients_repeat_bit_for_bit(case):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES + ROW_CASES, ids=str)
 def test_threads_change_no_bit_of_a_gradient(case):
     grid, inputs, indices = problem(*case)
     before = torch.get_num_threads()
@@ -111,6 +128,23 @@ def test_other_rows_change_no_bit_of_a_gradient(block):
 
     for whole, part in zip(gradients(slice(0, 45)), gradients(slice(7, 12)), strict=True):
         torch.testing.assert_close(part, whole[7:12], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("case", [ROW_CASES[0], ROW_CASES[4]], ids=str)
+def test_the_order_of_the_gates_changes_no_bit(case):
+    grid, (x, weight, bias, gates), indices = problem(*case)
+    y = gated_linear(x, weight, bias, gates, indices, grid.block)
+    order = torch.randperm(indices.shape[1])
+    other = gated_linear(x, weight, bias, gates[:, order], indices[:, order], grid.block)
+    torch.testing.assert_close(other, y, rtol=0, atol=0)
+
+
+def test_a_closed_gate_among_all_is_no_part_of_the_result():
+    grid, (x, weight, bias, gates), indices = problem((70, 50), (16, 16), 9, 4)
+    with torch.no_grad():
+        gates[:, 5] = 0
+        weight[16:32, 16:32] = float("nan")
+    assert torch.isfinite(gated_linear(x, weight, bias, gates, indices, grid.block)).all()
 
 
 def test_a_row_of_closed_gates_costs_and_changes_nothing():

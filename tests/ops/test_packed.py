@@ -33,7 +33,8 @@ def test_layout_by_hand():
 
 def test_int8_by_hand():
     blocks, scale = packed.pack_blocks(torch.tensor([[127.0, -63.4], [0.0, 0.0]]), (2, 2), "int8")
-    assert blocks[0, 0, :, :2].tolist() == [[127, 0], [-63, 0]]
+    assert blocks.shape == (1, 1, 1, 32)  # two inputs side by side
+    assert blocks[0, 0, 0, :4].tolist() == [127, -63, 0, 0]
     assert scale[0, :2].tolist() == [1.0, 0.0]
 
 
@@ -156,12 +157,20 @@ def test_wrong_groups_and_formats_are_refused(op, arguments, message):
 
 @pytest.mark.skipif(native.unavailable_reason() is not None, reason="native kernels are not built")
 def test_sizes_near_the_largest_integer_do_not_wrap():
-    largest = 2**63 - 1
+    largest, bound = 2**63 - 1, 2**40
     weight, ops = torch.randn(20, 12), torch.ops.blockgate
     # One block that is larger than the weight, however much larger.
-    blocks, scale = ops.pack_blocks(weight, [largest, largest], "float32")
+    blocks, scale = ops.pack_blocks(weight, [bound, bound], "float32")
     assert blocks.shape == (1, 2, 12, 16)
-    torch.testing.assert_close(ops.unpack_blocks(blocks, scale, [20, 12, largest, largest], "float32"), weight)
+    torch.testing.assert_close(ops.unpack_blocks(blocks, scale, [20, 12, bound, bound], "float32"), weight)
+    for block in ([largest, 8], [8, largest], [bound + 1, 8], [8, bound + 1]):
+        message = re.escape(
+            f"expected sizes of at most 2^40, got a weight (20, 12) in blocks of ({block[0]}, {block[1]})"
+        )
+        with pytest.raises(RuntimeError, match=message):
+            ops.pack_blocks(weight, block, "float32")
+        with pytest.raises(RuntimeError, match=message):
+            ops.unpack_blocks(blocks, scale, [20, 12, *block], "float32")
     gate, _ = ops.pack_blocks(torch.randn(1, 5), [1, 5], "float32")
     with pytest.raises(RuntimeError, match=f"key: expected a part of the 12 input features, got 5 from {largest}"):
         ops.prepare_dynamic_linear(

@@ -54,7 +54,7 @@ RULES = ("mean", "rms", "none", "margin", "margin_near_dense")
 @given(
     st.integers(0, 9),
     st.integers(1, 5),
-    st.integers(1, 40),
+    st.one_of(st.integers(1, 40), st.sampled_from([64, 65, 150])),
     st.floats(0.01, 1),
     st.sampled_from(RULES),
     st.sampled_from([torch.float32, torch.float64]),
@@ -82,6 +82,18 @@ def test_a_bad_score_is_kept_and_spoils_its_gates(value, backend):
     gates, indices = topk_gates(torch.tensor([[1.0, 2.0, value]]), 2, backend=backend)
     assert indices.tolist() == [[1, 2]]
     assert gates[0, 1].isnan()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("size", [3, 20, 40])
+@pytest.mark.parametrize("open_blocks", [2, 3])
+def test_a_bad_score_spoils_the_margins_of_its_row(open_blocks, size, backend):
+    scores = torch.randn(2, size)
+    scores[0, 1] = float("nan")
+    gates, indices = topk_gates(scores, open_blocks, normalise="margin", backend=backend)
+    assert 1 in indices[0]
+    assert gates[0].isnan().all()
+    assert gates[1].isfinite().all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

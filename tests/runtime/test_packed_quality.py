@@ -67,9 +67,26 @@ def train_model():
     return model.eval(), text[split:]
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-3), ("bfloat16", 0.05), ("int8", 0.3), ("int4", 1.0)])
+@pytest.mark.parametrize(
+    ("dtype", "most"), [("float32", 1e-3), ("bfloat16", 0.05), ("int8", 0.3), ("int8a8", 0.6), ("int4", 1.0)]
+)
 def test_packing_costs_little_perplexity(trained, dtype, most):
     model, text = trained
     dense = perplexity(model, text)
     assert dense < 130, "it has learnt: a guess by the frequency of words has 168"
     assert abs(perplexity(bg.pack(model, dtype), text) - dense) < most
+
+
+@pytest.mark.parametrize(
+    ("dtype", "share"), [("float32", 1.01), ("bfloat16", 0.51), ("int8", 0.27), ("int8a8", 0.27), ("int4", 0.165)]
+)
+def test_memory_drops_accordingly(dtype, share):
+    layer = bg.DynamicSparseLinear(1024, 1024, block_size=128, key_size=64)
+    packed = bg.pack(layer, dtype)
+
+    def size(tensors):
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    gate = size(layer.gate.parameters())
+    held = size(packed.parameters()) + size(packed.buffers()) - gate
+    assert held <= share * (size(layer.parameters()) - gate) + 1024 * 4

@@ -24,11 +24,43 @@ def change_optimizer(layer):
     torch.optim.SGD(layer.parameters(), lr=0.1).step()
 
 
+@torch.no_grad()
+def fused_sgd(weight):
+    """Torch's own fused step, called without an optimizer."""
+    numbers = {"weight_decay": 0.0, "momentum": 0.0, "lr": 0.1, "dampening": 0.0}
+    torch._fused_sgd_(
+        [weight], [torch.ones_like(weight)], [], nesterov=False, maximize=False, is_first_step=False, **numbers
+    )
+
+
 def change_fused_optimizer(layer):
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.1, fused=True)  # raises no version counter
     for p in layer.parameters():
         p.grad = torch.ones_like(p)
     optimizer.step()
+
+
+def change_fused_step(layer):
+    fused_sgd(layer.weight)
+
+
+def change_fused_step_of_a_view(layer):
+    fused_sgd(layer.weight.detach())  # with a version counter of its own
+
+
+@torch.inference_mode()
+def change_fused_step_in_inference_mode(layer):
+    fused_sgd(layer.weight)
+
+
+@torch.no_grad()
+def change_fused_adam_step(layer):
+    zeros, step = [torch.zeros_like(layer.weight) for _ in range(2)], torch.tensor(1.0)
+    numbers = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8}
+    torch._fused_adam_(
+        [layer.weight], [torch.ones_like(layer.weight)], [zeros[0]], [zeros[1]], [], [step],
+        amsgrad=False, maximize=False, **numbers,
+    )  # fmt: skip
 
 
 @torch.no_grad()

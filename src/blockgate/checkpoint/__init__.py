@@ -1,4 +1,4 @@
-"""Checkpoints that travel: a model or its gates alone, with all that rebuilds the gated layers."""
+"""Checkpoints that travel: a model or only its gates, with all that rebuilds the gated layers."""
 
 from blockgate.checkpoint.load import load_pretrained
 from blockgate.checkpoint.registry import register_model

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from blockgate._version import __version__
-from blockgate.checkpoint.atomic import replace_whole
+from blockgate.checkpoint.atomic import replace_whole, system_errors
+from blockgate.checkpoint.layers import check_described
 from blockgate.errors import BlockgateError, InvalidInputError, invalid
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def write_checkpoint(directory: str | os.PathLike[str], config: Mapping[str, Any
     folder.mkdir(parents=True, exist_ok=True)
     # First the weights take their place, then the config, which knows their digest.
     with replace_whole(folder / CONFIG_FILE) as config_file, replace_whole(folder / WEIGHTS_FILE) as weights_file:
-        safetensors.save_file(tensors, weights_file, metadata={"format": "pt"})
+        with system_errors(folder / WEIGHTS_FILE):
+            safetensors.save_file(tensors, weights_file, metadata={"format": "pt"})
         versions = {"format": FORMAT, "format_version": FORMAT_VERSION, "blockgate_version": __version__}
         whole = {**versions, **config, "weights_sha256": _file_digest(weights_file)}
         config_file.write_text(json.dumps(whole, indent=2) + "\n")
@@ -70,14 +72,26 @@ def read_checkpoint(directory: str | os.PathLike[str]) -> tuple[dict[str, Any], 
                 remedy="Save it with save_pretrained.",
             )
     config = _read_config(folder / CONFIG_FILE)
-    if _file_digest(folder / WEIGHTS_FILE) != config["weights_sha256"]:
+    digest = _file_digest(folder / WEIGHTS_FILE)
+    if digest != config["weights_sha256"]:
+        config = _left_config(folder, digest) or config
+    if digest != config["weights_sha256"]:
         raise invalid(
             str(folder / WEIGHTS_FILE),
             expected=f"the file that {CONFIG_FILE} was written with",
             got="another, or a damaged one",
             remedy="Copy the folder again, or save it again.",
         )
-    return config, safetensors.load_file(folder / WEIGHTS_FILE)
+    try:
+        return config, safetensors.load_file(folder / WEIGHTS_FILE)
+    except Exception as error:
+        # The digest fits, so that this is what somebody wrote.
+        raise invalid(
+            str(folder / WEIGHTS_FILE),
+            expected="tensors as safetensors stores them",
+            got=" ".join(str(error).split())[:200],
+            remedy="Load a folder that save_pretrained wrote, unchanged.",
+        ) from error
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
@@ -95,7 +109,7 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _bad_config(path, "JSON", str(error)) from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise _bad_config(path, "a checkpoint of blockgate", "something else")
@@ -109,10 +123,23 @@ def _read_config(path: Path) -> dict[str, Any]:
     for name, kind in _FIELDS.items():
         if not isinstance(config.get(name), kind):
             raise _bad_config(path, f"a valid {name!r}", config.get(name))
-    for layer, entry in config["layers"].items():
-        if not isinstance(entry, dict) or not isinstance(entry.get("options"), dict) or "class" not in entry:
-            raise _bad_config(path, f"class and options of layer {layer!r}", entry)
+    for key, kept in config["ties"].items():
+        if not isinstance(kept, str):
+            raise _bad_config(path, f"the name of what {key!r} is tied to", kept)
+    check_described(config["layers"])
     return config
+
+
+def _left_config(folder: Path, digest: str) -> dict[str, Any] | None:
+    """The config of these weights that a writer has not put in its place yet, or never did, since it was killed."""
+    for path in sorted(folder.glob(f".{CONFIG_FILE}.*")):
+        try:
+            config = _read_config(path)
+        except (InvalidInputError, OSError):
+            continue
+        if config["weights_sha256"] == digest:
+            return config
+    return None
 
 
 def _bad_config(path: Path, expected: str, got: object) -> InvalidInputError:
@@ -131,7 +158,7 @@ def _check_target(folder: Path) -> None:
         if not ours:
             raise invalid(
                 "directory",
-                expected=f"no {CONFIG_FILE} of another make",
+                expected=f"no {CONFIG_FILE} from another program",
                 got=str(path),
                 remedy="Save to a folder of its own.",
             )

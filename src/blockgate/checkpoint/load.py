@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from blockgate.checkpoint.files import fingerprint, read_checkpoint
-from blockgate.checkpoint.layers import gate_prefixes, rebuild_layers
+from blockgate.checkpoint.layers import gate_prefixes, planned_gates, rebuild_layers
 from blockgate.checkpoint.registry import build_model
 from blockgate.convert.replace import replace_layers
 from blockgate.errors import BlockgateError, invalid
+from blockgate.find import holds_shards, unwrapped
 from blockgate.gates import Gate
 from blockgate.grid import check_sparsity
 
@@ -48,6 +49,7 @@ def load_pretrained(
     if config["gates_only"]:
         _check_dense(dense, config, strict)
     _check_shapes(dense, saved)
+    _check_planned(planned_gates(built, config["layers"]), saved)
     made = rebuild_layers(built, config["layers"])
     built = made.get(built, built)
     undo = replace_layers(built, made)
@@ -76,14 +78,30 @@ def _model_for(config: Mapping[str, Any], model: object) -> nn.Module:
             remedy="Pass load_pretrained(directory, model).",
         )
     if model is None:
-        made: object = build_model(config["constructor"], config["constructor_options"])
+        try:
+            made: object = build_model(config["constructor"], config["constructor_options"])
+        except (TypeError, LookupError, ArithmeticError) as error:
+            raise invalid(
+                "constructor_options",
+                expected=f"options of the registered model {config['constructor']!r}",
+                got=f"{config['constructor_options']!r:.200} ({error})",
+                remedy="Load a folder that save_pretrained wrote, unchanged.",
+            ) from error
     else:
         made = model if isinstance(model, nn.Module) or not callable(model) else model()
     if not isinstance(made, nn.Module):
         raise invalid(
             "model", expected="an nn.Module or a function that makes one", got=type(made).__name__, remedy="Pass that."
         )
-    return getattr(made, "_orig_mod", made)
+    made = unwrapped(made)
+    if holds_shards(made):
+        raise invalid(
+            "model",
+            expected="a model whose tensors are whole",
+            got="one that fully_shard has spread over processes",
+            remedy="Load first and shard then; torch.distributed.checkpoint loads into sharded models.",
+        )
+    return made
 
 
 def _untied(tensors: Mapping[str, Tensor], ties: Mapping[str, str]) -> dict[str, Tensor]:
@@ -94,7 +112,7 @@ def _untied(tensors: Mapping[str, Tensor], ties: Mapping[str, str]) -> dict[str,
                 "ties",
                 expected="names without a tensor that stand for one in the file",
                 got={key: kept},
-                remedy="Save it anew.",
+                remedy="Save it again.",
             )
     return {**tensors, **{key: tensors[kept] for key, kept in ties.items()}}
 
@@ -128,6 +146,12 @@ def _expected(model: nn.Module, *, gates_only: bool) -> dict[str, Any]:
 def _check_keys(state: Mapping[str, Any], saved: Mapping[str, Tensor]) -> None:
     faults = [f"{key}: not in the checkpoint" for key in state if key not in saved]
     _raise_faults(faults + [f"{key}: not in the model" for key in saved if key not in state])
+
+
+def _check_planned(planned: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Raises unless the file has these parameters: nothing is to be made that it can't fill."""
+    _raise_faults([f"{key}: not in the checkpoint" for key in planned if key not in saved])
+    _check_shapes(planned, saved)
 
 
 def _check_shapes(state: Mapping[str, Any], saved: Mapping[str, Tensor]) -> None:
@@ -168,7 +192,7 @@ def _check_sparsities(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
                 module.count_open(check_sparsity(float(saved[key])))
             except (BlockgateError, ValueError, RuntimeError) as error:
                 raise invalid(
-                    key, expected="a sparsity of this gate", got=str(error), remedy="Save it anew."
+                    key, expected="a sparsity of this gate", got=str(error), remedy="Save it again."
                 ) from error
 
 

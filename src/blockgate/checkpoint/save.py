@@ -1,4 +1,4 @@
-"""`save_pretrained`: a model, or its gates alone, as two files."""
+"""`save_pretrained`: a model, or only its gates, as two files."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from blockgate.checkpoint.files import fingerprint, write_checkpoint
 from blockgate.checkpoint.layers import describe_layers, gate_prefixes
 from blockgate.checkpoint.registry import check_registered
+from blockgate.checkpoint.sharded import run_on_first, whole
 from blockgate.errors import invalid
+from blockgate.find import is_sharded, unwrapped
 from blockgate.runtime.packed import PackedLinear
+from blockgate.runtime.packed_columns import PackedColumnLinear
 
 if TYPE_CHECKING:
     import os
@@ -32,6 +35,8 @@ def save_pretrained(
     """Writes model.safetensors and config.json, from which `load_pretrained` rebuilds the gated layers.
 
     Types and tied weights are kept. An older checkpoint in the folder is replaced; on an error it stays as it was.
+    A model that is sharded (`fully_shard`) is put together in the first process, which writes it: call this in every
+    process. Of a model under DistributedDataParallel any process has it all: call it in one.
 
     Args:
         model: any model with gated layers, not packed: pack it after loading.
@@ -41,33 +46,43 @@ def save_pretrained(
         constructor: the name of a model that `register_model` knows, to load without building it by hand.
         constructor_options: its keyword arguments.
     """
-    model = getattr(model, "_orig_mod", model)
+    model = unwrapped(model)
     _check_model(model)
     if constructor is not None:
         check_registered(constructor)
     layers = describe_layers(model)
     state = _tensors_of(model)
-    gates = {key for key in state if key.startswith(gate_prefixes(model))}
     if gates_only and not layers:
         raise invalid("gates_only", expected="a model with gated layers", got="none", remedy="Call sparsify_ first.")
-    dense = {key: tensor for key, tensor in state.items() if key not in gates}
-    chosen = {key: tensor for key, tensor in state.items() if key in gates} if gates_only else state
-    ties = _ties_of(chosen)
-    config = {
-        "gates_only": gates_only,
-        "constructor": constructor,
-        "constructor_options": _as_json(constructor_options or {}),
-        "layers": layers,
-        "ties": ties,
-        "dense_sha256": fingerprint(dense) if gates_only else None,
-    }
-    write_checkpoint(directory, config, {key: _own_memory(t) for key, t in chosen.items() if key not in ties})
+    options = _as_json(constructor_options or {})
+    sharded = any(map(is_sharded, state.values()))
+    state = whole(state) if sharded else state
+    gates = {key for key in state if key.startswith(gate_prefixes(model))}
+
+    def write() -> None:
+        dense = {key: tensor for key, tensor in state.items() if key not in gates}
+        chosen = {key: tensor for key, tensor in state.items() if key in gates} if gates_only else state
+        ties = _ties_of(chosen)
+        config = {
+            "gates_only": gates_only,
+            "constructor": constructor,
+            "constructor_options": options,
+            "layers": layers,
+            "ties": ties,
+            "dense_sha256": fingerprint(dense) if gates_only else None,
+        }
+        write_checkpoint(directory, config, {key: _own_memory(t) for key, t in chosen.items() if key not in ties})
+
+    if sharded:
+        run_on_first(write)
+    else:
+        write()
 
 
 def _check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise invalid("save_pretrained", expected="an nn.Module", got=type(model).__name__, remedy="Pass a model.")
-    if any(isinstance(module, PackedLinear) for module in model.modules()):
+    if any(isinstance(module, (PackedLinear, PackedColumnLinear)) for module in model.modules()):
         raise invalid(
             "save_pretrained",
             expected="a model that is not packed",

@@ -89,6 +89,8 @@ def _forget_output() -> None:
 
 def _commands(args: list[str]) -> dict[str, Any]:
     """Name to dataclass; imported here so that `--version` starts fast."""
+    from blockgate.cli.advise import Advise
+    from blockgate.cli.atlas import Atlas
     from blockgate.cli.bench import Bench
     from blockgate.cli.data import Data
     from blockgate.cli.demo import Demo
@@ -96,9 +98,12 @@ def _commands(args: list[str]) -> dict[str, Any]:
     from blockgate.cli.generate import Generate
     from blockgate.cli.info import Info
     from blockgate.cli.reproduce import Reproduce
+    from blockgate.cli.selftest import Selftest
     from blockgate.cli.train import train_command
 
     return {
+        "advise": Advise,
+        "atlas": Atlas,
         "bench": Bench,
         "data": Data,
         "demo": Demo,
@@ -106,5 +111,6 @@ def _commands(args: list[str]) -> dict[str, Any]:
         "generate": Generate,
         "info": Info,
         "reproduce": Reproduce,
+        "selftest": Selftest,
         "train": train_command(args),
     }

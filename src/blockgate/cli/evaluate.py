@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,6 +14,9 @@ from blockgate.grid import check_size
 from blockgate.lab.training import evaluate, load_trained
 
 __all__ = ["Evaluate"]
+
+# Up to this share of words that the vocabulary lacks goes without a word.
+MOST_MISSING = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,4 +59,11 @@ class Evaluate:
         )
         facts: dict[str, str | float] = {"checkpoint": str(trained.file), "data": run.data, "part": self.part}
         facts |= evaluate(trained._replace(run=run), self.part, sparsity=self.sparsity)
+        missing = facts.get("missing_words", 0.0)
+        if isinstance(missing, float) and missing > MOST_MISSING:
+            print(
+                f"warning: the model's vocabulary lacks {missing:.0%} of the words, and its perplexity says little. "
+                "Train a model on texts of this kind.",
+                file=sys.stderr,
+            )
         print_facts(facts, as_json=self.json)

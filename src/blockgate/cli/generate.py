@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import tyro
 
@@ -17,6 +17,7 @@ from blockgate.errors import invalid
 from blockgate.lab.bench.checks import PACKED_TYPES
 from blockgate.lab.models import LanguageModel
 from blockgate.lab.models.sampling import sample
+from blockgate.lab.models.softmax import FullSoftmax
 from blockgate.lab.training import load_trained
 
 __all__ = ["Generate"]
@@ -49,6 +50,9 @@ class Generate:
     """The same seed writes the same text."""
     packed: Literal["fp32", "bf16", "int8", "no"] = "fp32"
     """How to store the weights; no for the model as it was trained."""
+    output_layer: Literal["auto", "screened", "dense"] = "auto"
+    """How to find the likeliest words: screened looks at few of them, and finds the same. It keeps the layer's weights
+    in fp32. auto: screened where temperature is 0 or --top-k is given."""
     threads: int | None = None
     """CPU threads; torch's own number if unset."""
     json: bool = False
@@ -65,7 +69,8 @@ class Generate:
                 got=f"{trained.file} with {type(trained.model).__name__}",
                 remedy="Give a run of ptb, wikitext-2 or a text of your own.",
             )
-        model = trained.model if self.packed == "no" else pack(trained.model, PACKED_TYPES[self.packed])
+        screened = self._is_screened(trained.model)
+        model = self._packed(trained.model, screened=screened)
         begin, written = time.perf_counter(), []
         for word in sample(
             model,
@@ -82,6 +87,27 @@ class Generate:
         speed = len(written) / (time.perf_counter() - begin)
         if self.json:
             facts = {"checkpoint": str(trained.file), "prompt": self.prompt, "seed": self.seed, "packed": self.packed}
+            facts["output_layer"] = "screened" if screened else "dense"
             print(json.dumps(facts | {"words": written, "words_per_second": speed}, indent=2))
         else:
             print(f"\n{len(written)} words, {speed:.0f} words/s", file=sys.stderr)
+
+    def _is_screened(self, model: LanguageModel) -> bool:
+        """Whether the output layer becomes a screened one."""
+        wanted = self.output_layer == "screened"
+        if wanted and (not isinstance(model.softmax, FullSoftmax) or self.packed == "no"):
+            raise invalid(
+                "--output-layer screened",
+                expected="a packed model whose output layer scores every word",
+                got="--packed no" if self.packed == "no" else "an adaptive softmax",
+                remedy="Use --output-layer auto.",
+            )
+        few = self.temperature == 0 or self.top_k is not None
+        fits = isinstance(model.softmax, FullSoftmax) and self.packed != "no"
+        return wanted or (self.output_layer == "auto" and few and fits)
+
+    def _packed(self, model: LanguageModel, *, screened: bool) -> LanguageModel:
+        if self.packed == "no":
+            return model
+        packed = pack(model, PACKED_TYPES[self.packed], screened="softmax.decoder" if screened else ())
+        return cast("LanguageModel", packed)

@@ -7,14 +7,19 @@ from dataclasses import dataclass
 
 from blockgate.cli.output import print_facts
 from blockgate.lab.bench.machine import describe
-from blockgate.ops import describe_auto
+from blockgate.ops import describe_auto, describe_gpu
 
 __all__ = ["Info", "environment"]
 
 
 def environment() -> dict[str, str | int | None]:
     """The machine as every report shows it, and which backend runs on it, with the reason."""
-    return {**describe(), "backend": describe_auto(), "BLOCKGATE_ISA": os.environ.get("BLOCKGATE_ISA")}
+    return {
+        **describe(),
+        "backend": describe_auto(),
+        "backend on a GPU": describe_gpu(),
+        "BLOCKGATE_ISA": os.environ.get("BLOCKGATE_ISA"),
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

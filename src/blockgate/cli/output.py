@@ -26,9 +26,13 @@ def print_facts(facts: Mapping[str, str | float | None], *, as_json: bool) -> No
 
 
 def print_markdown(text: str) -> None:
-    """Prints Markdown: drawn on a terminal, as it is into a file or a pipe."""
+    """Prints Markdown: drawn on a terminal that is wide enough for its tables, as it is elsewhere.
+
+    On a narrow terminal a drawn table would lose the ends of its cells; as it is, its lines wrap.
+    """
     console = Console()
-    if console.is_terminal:
+    widest = max((len(line) for line in text.splitlines() if line.startswith("|")), default=0)
+    if console.is_terminal and console.width >= widest:
         console.print(Markdown(text))
     else:
         print(text)

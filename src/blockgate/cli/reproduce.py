@@ -37,6 +37,7 @@ class Reproduce(Order):
         blockgate reproduce table2 --scale tiny
         blockgate reproduce table2 --list
         blockgate reproduce table2 --arms 'ptb-lstm-*' --jobs 2 --time
+        blockgate reproduce table2 --scale paper --cluster slurm --slurm.partition gpu --slurm.gpus 1 --jobs 50
         blockgate reproduce mnist --scale paper --seeds 3
         blockgate reproduce figure2 --arms 'ptb-qrnn-*-50' --output runs/reproduce
     """

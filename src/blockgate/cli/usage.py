@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
 from typing import Any
 
-__all__ = ["in_one_line", "overview"]
+__all__ = ["in_one_line", "overview", "program"]
 
 # A flag with its type, such as "--epochs INT".
 FLAG = r"(?<!\S)--(?!help)[a-z][\w.-]*(?= (?:INT|FLOAT|STR|PATH|\{|\[))"
 
 # Suggestions that one line has room for.
 MOST_SUGGESTIONS = 3
+
+
+def program() -> str:
+    """This program as a shell in this folder can call it, whether or not its environment is active."""
+    beside = Path(sys.executable).with_name("blockgate")
+    if not beside.is_file():
+        return f"{shlex.quote(sys.executable)} -m blockgate"
+    if shutil.which("blockgate") == str(beside):
+        return "blockgate"
+    here = Path.cwd()
+    return shlex.quote(str(beside.relative_to(here) if beside.is_relative_to(here) else beside))
 
 
 def overview(description: str, commands: dict[str, Any]) -> str:

@@ -9,17 +9,16 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
-from blockgate.convert.forms import gated_forms
-from blockgate.find import outermost
+from blockgate.convert.forms import gated_classes, gated_forms
+from blockgate.find import holds_shards, outermost, own_class
 from blockgate.gates import Gate
 from blockgate.layers.conv1d import stores_transposed
 from blockgate.runtime.block_linear import BlockLinear
 from blockgate.runtime.packed import PackedLinear
-from blockgate.runtime.packed_lstm import PackedLSTM
-from blockgate.runtime.recurrent import is_plain_lstm
-
-if TYPE_CHECKING:
-    pass
+from blockgate.runtime.packed_columns import PackedColumnLinear
+from blockgate.runtime.packed_paired import PackedPairedMLP
+from blockgate.runtime.packed_recurrent import PackedRecurrence
+from blockgate.runtime.recurrent import has_projection
 
 if TYPE_CHECKING:
     from blockgate.grid import BlockGrid
@@ -42,6 +41,8 @@ HEAD_NAMES = frozenset({
     "qa_outputs",
     "score",
 })
+
+PACKED = (PackedLinear, PackedColumnLinear, PackedRecurrence, PackedPairedMLP)
 
 _HOOKS = (
     "_forward_hooks",
@@ -92,7 +93,14 @@ def find_candidates(model: nn.Module) -> list[Candidate]:
     """Every layer of `model` with weight matrices, in the order of definition; layers inside of one are part of it."""
     found: dict[nn.Module, list[str]] = {}
     forms = gated_forms()
-    kinds = (*forms, *forms.values(), PackedLinear, PackedLSTM, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
+    kinds = (
+        *forms,
+        *gated_classes(),
+        *PACKED,
+        nn.MultiheadAttention,
+        nn.RNNBase,
+        nn.RNNCellBase,
+    )
     for name, module in outermost(model, kinds):
         found.setdefault(module, []).append(name)
     read = {inputs for module in found for _, inputs in _matrix_shapes(module)}
@@ -113,21 +121,23 @@ def find_candidates(model: nn.Module) -> list[Candidate]:
 def refusal(module: nn.Module) -> str:
     """Why a layer can't be gated, or ""."""
     forms = gated_forms()
-    if isinstance(module, tuple(forms.values())):
+    if isinstance(module, gated_classes()):
         return ALREADY_GATED
-    if isinstance(module, (PackedLinear, PackedLSTM)):
-        return "packed, for inference alone"
+    if isinstance(module, PACKED):
+        return "packed, for inference only"
     if isinstance(module, nn.MultiheadAttention):
         return "torch's attention reads the weights of its projections itself, around any gate"
-    if isinstance(module, nn.LSTM) and not is_plain_lstm(module):
-        return "bidirectional and projected LSTMs have no gated form"
+    if has_projection(module):
+        return "LSTMs with a projection have no gated form"
     if any(parametrize.is_parametrized(inner) for inner in module.modules()):
         return "parametrized: remove its parametrizations first"
     if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
         return "lazy: run a batch through the model first"
-    if type(module) not in forms:
+    if own_class(module) not in forms:
         base = next((form.__name__ for form in forms if isinstance(module, form)), None)
         return f"a subclass of {base}, which may compute something else" if base else "has no gated form"
+    if holds_shards(module):
+        return "sharded: gate the model first, and call fully_shard then"
     if any(getattr(inner, hooks, None) for inner in module.modules() for hooks in _HOOKS):
         return "has hooks, as pruned layers have: remove them first"
     if "forward" in vars(module):
@@ -140,8 +150,8 @@ def refusal(module: nn.Module) -> str:
     return ""
 
 
-def reason_to_leave(candidate: Candidate, spec: GateSpec) -> str:
-    """Why a layer that can be gated is better left dense, or ""."""
+def reason_to_leave(candidate: Candidate, spec: GateSpec | None) -> str:
+    """Why a layer that can be gated is better left dense, or ""; without a spec whatever its size."""
     own_names = {name.rpartition(".")[2] for name in candidate.names}
     if heads := own_names & HEAD_NAMES:
         return f"output head, by its name {min(heads)!r}"
@@ -149,8 +159,11 @@ def reason_to_leave(candidate: Candidate, spec: GateSpec) -> str:
         return "output head: the last linear layer, whose outputs no layer reads"
     if candidate.shared_with:
         return f"its weight is shared with {candidate.shared_with!r}"
+    if spec is None:
+        return ""
     grids = candidate.grids(spec)
-    if all(grid.out_blocks < 2 or grid.in_blocks < 2 for grid in grids):
+    # Of single columns one row of blocks is enough: they are chosen by the inputs, one by one.
+    if all(grid.in_blocks < 2 or (grid.out_blocks < 2 and grid.block[1] > 1) for grid in grids):
         sizes = ", ".join(f"{grid.out_blocks}x{grid.in_blocks}" for grid in grids)
         return f"too small to pay: {sizes} blocks"
     return ""

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 
 from blockgate.errors import invalid
 
-__all__ = ["relative_difference", "run_example"]
+__all__ = ["call", "evaluating", "floating_tensors", "relative_difference", "run_example"]
+
+
+def call(model: nn.Module, example: Any) -> Any:
+    """What `model` returns for an example: a tuple of arguments, a mapping of keyword arguments, or one argument."""
+    if isinstance(example, Mapping):
+        return model(**example)
+    # A PackedSequence is a tuple too, but one argument.
+    return model(*example) if type(example) is tuple else model(example)
 
 
 def run_example(model: nn.Module, example: Any) -> list[Tensor]:
@@ -22,14 +30,9 @@ def run_example(model: nn.Module, example: Any) -> list[Tensor]:
         model: any module; its training flags are left as they were.
         example: a tuple of arguments, a mapping of keyword arguments, or anything else as the one argument.
     """
-    with _evaluating(model), torch.no_grad():
-        if isinstance(example, Mapping):
-            outputs = model(**example)
-        elif type(example) is tuple:  # a PackedSequence is a tuple too, but one argument
-            outputs = model(*example)
-        else:
-            outputs = model(example)
-    found = list(_floating_tensors(outputs))
+    with evaluating(model), torch.no_grad():
+        outputs = call(model, example)
+    found = list(floating_tensors(outputs))
     if not found or any(t.is_meta for t in found):
         raise invalid(
             "example_input",
@@ -47,7 +50,7 @@ def relative_difference(after: list[Tensor], before: list[Tensor]) -> float:
             "example_input",
             expected=f"outputs of the same shapes, {[tuple(t.shape) for t in before]}",
             got=[tuple(t.shape) for t in after],
-            remedy="The model's output must depend on its input alone.",
+            remedy="The model's output must depend only on its input.",
         )
     moved = sum((a.double() - b.double()).square().sum().item() for a, b in zip(after, before, strict=True))
     size = sum(b.double().square().sum().item() for b in before)
@@ -57,7 +60,7 @@ def relative_difference(after: list[Tensor], before: list[Tensor]) -> float:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Eval mode, and torch's own attention shortcuts off, which give padded positions other values."""
     flags = {module: module.training for module in model.modules()}
     shortcuts = torch.backends.mha.get_fastpath_enabled()
@@ -71,10 +74,11 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _floating_tensors(outputs: Any) -> Iterator[Tensor]:
+def floating_tensors(outputs: Any) -> Iterator[Tensor]:
+    """All floating tensors in what a model returned, in its order."""
     if isinstance(outputs, Tensor):
         if outputs.is_floating_point():
             yield outputs
     elif isinstance(outputs, (Mapping, tuple, list)):
         for part in outputs.values() if isinstance(outputs, Mapping) else outputs:
-            yield from _floating_tensors(part)
+            yield from floating_tensors(part)

@@ -20,6 +20,8 @@ class LayerReport:
     """Why it was not converted."""
     grids: tuple[tuple[int, int], ...] = ()
     """Rows and columns of blocks of each of its matrices."""
+    densities: tuple[float, ...] = ()
+    """The share of the blocks of each matrix that its sparsity opens, rounding to whole blocks included."""
     gate_parameters: int = 0
     """How many parameters its gates added."""
     also: tuple[str, ...] = ()
@@ -51,19 +53,20 @@ class SparsifyReport:
         return asdict(self)
 
     def __str__(self) -> str:
-        rows = [("layer", "kind", "blocks", "gate parameters", "")]
+        rows = [("layer", "kind", "blocks", "open", "gate parameters", "")]
         rows += [
             (
                 layer.name,
                 layer.kind,
                 ", ".join(f"{rows}x{columns}" for rows, columns in layer.grids) or "-",
+                ", ".join(dict.fromkeys(f"{density:.1%}" for density in layer.densities)) or "-",
                 f"{layer.gate_parameters:,}" if layer.converted else "-",
                 "gated" if layer.converted else f"skipped: {layer.reason}",
             )
             for layer in self.layers
         ]
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        lines = ["  ".join([*map(str.ljust, row, widths), row[4]]).rstrip() for row in rows]
+        widths = [max(len(row[column]) for row in rows) for column in range(5)]
+        lines = ["  ".join([*map(str.ljust, row, widths), row[5]]).rstrip() for row in rows]
         added = sum(layer.gate_parameters for layer in self.layers)
         lines.append(
             f"{len(self.converted)} layers gated, {len(self.skipped)} skipped, {added:,} gate parameters added"

@@ -1,6 +1,6 @@
 // The contract between the kernels (isa/) and those who run them (host/, bind/): what is asked of a
 // kernel set, whatever the instruction set. It lies above the three folders because it belongs to
-// none of them; with grid.h and formats.h, which it includes, it is all that they share.
+// none of them; with the headers beside it, which it includes, it is all that they share.
 //
 // Only plain structs, function pointers and static functions: this header is part of every
 // per-instruction-set translation unit, and a function shared between them could be merged into
@@ -9,6 +9,7 @@
 
 #include "formats.h"
 #include "grid.h"
+#include "screening.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -44,6 +45,16 @@ struct QuantisedRows {
   BlockRows<int16_t> steps;
   const float* size;  // of a step: that of block b of token t at size[b * tokens + t]
   int64_t tokens;
+  // Instead of `steps`, for kernels that take bytes: steps counted from the lowest of the row, and
+  // what 0 is counted as, per token. Their number in a block is padded to a multiple of 4.
+  BlockRows<uint8_t> bytes = {};
+  const int32_t* zero = nullptr;
+};
+
+// How the inputs of one token are rounded to steps of one size, counted from `low` to `high`.
+struct RowSteps {
+  float size;
+  int32_t low, high;
 };
 
 // y = bias + sum over open blocks of gate * (block x). groups.entries null: all open, gate 1.
@@ -79,7 +90,27 @@ struct StreamArgs {
   const float* bias;
   float* y;
   const void* then;  // weights to fetch ahead at the end, or null
+  bool begun = false;  // whether the first weights were fetched ahead so
   QuantisedRows quantised = {};  // instead of x where the format takes steps
+};
+
+// y = bias + sum over open columns of x * column, for one token, or for COLUMN_TOKENS whose inputs
+// are 0 where they are closed. Columns lie as [column][row of blocks][padded output].
+static constexpr int64_t COLUMN_TOKENS = 4;
+struct ColumnArgs {
+  const void* columns;
+  const float* scale;  // [column][row of blocks][group of outputs], or null
+  Format format;
+  int64_t rows, height, padded;  // rows of blocks, their outputs, those with padding
+  int64_t group;                 // outputs that share a scale; 0: there are no scales
+  int64_t outputs;
+  const float* x;
+  int64_t x_stride, tokens;
+  const int64_t* open;  // columns, ascending; null: the first `count`
+  int64_t count;
+  const float* bias;  // or null
+  float* y;
+  int64_t y_stride;
 };
 
 template <class T>
@@ -118,6 +149,11 @@ struct TopK {
   Normalise normalise;
 };
 
+// Elements of T that selection in one row needs as scratch, and its gradient.
+static constexpr int64_t top_k_scratch(const TopK& spec) {
+  return spec.groups + 2 * (spec.scores / spec.groups + PANEL);
+}
+
 // The product of one step of a recurrence, added to y (tokens, out).
 template <class T>
 struct StepProduct {
@@ -134,6 +170,7 @@ struct StepProduct {
   const int32_t* row_starts;
   // A single token: the weights that are read after this product, or null.
   const void* then;
+  bool begun = false;  // as in StreamArgs
   QuantisedRows quantised = {};  // instead of x where the format takes steps
 };
 
@@ -168,23 +205,36 @@ static constexpr int64_t input_grad_block_size(const Grid& g) {
   return ceil_div(packed_depth(g), width) * groups * PANEL;
 }
 
-// One step of the LSTM cell for tokens of `size` units; activations are (tokens, 4, size), before
-// the call the sums that enter the cell's gates i, f, g, o, after it their values.
+// The cells of recurrences, in torch's order of their gates: i, f, g, o of an LSTM, r, z, n of a GRU.
+enum class Cell { lstm, gru };
+
+static constexpr int64_t cell_gates(Cell cell) { return cell == Cell::lstm ? 4 : 3; }
+
+// One step of a cell for tokens of `size` units. `activations` are (tokens, gates, size): before the call the sums
+// that enter the cell's gates, after it their values. What else a cell needs:
+//          before      sums of the input         c
+//   lstm   c           in `activations`, added   the new c
+//   gru    h           in `input`, like them     the state's sum of n (or null: nobody asks)
 template <class T>
 struct CellForward {
+  Cell cell;
   int64_t size;
   T* activations;
-  const T* c_before;
+  const T* input;
+  const T* before;
   T* c;
   T* h;
 };
 
-// grad_c holds the gradient of c, and then that of c_before; grad_output may be null.
+// grad_carry holds what the step after this one hands back to the state, and then what this one does: an LSTM's
+// gradient of c, a GRU's part of the gradient of h that passes no product. grad_output may be null. grad_sums are the
+// gradients of the sums, and grad_input of those of the input where a cell keeps them apart.
 template <class T>
 struct CellBackward {
+  Cell cell;
   int64_t size;
-  const T *activations, *c_before, *c, *grad_output, *grad_h;
-  T *grad_c, *grad_pre;
+  const T *activations, *before, *c, *grad_output, *grad_h;
+  T *grad_carry, *grad_sums, *grad_input;
 };
 
 template <class T>
@@ -196,12 +246,16 @@ struct TypedKernels {
   int64_t (*forward_scratch)(const Grid&, int64_t rows, int64_t tokens);
   int64_t (*input_grad_scratch)(const Grid&, int64_t cols, int64_t tokens);
   int64_t (*weight_grad_scratch)(const Grid&, int64_t cols);
-  // One row of scores. `scratch` holds 2 * (scores / groups + 16) elements of T.
-  void (*top_k)(const TopK&, const T* scores, T* gates, int64_t* indices, T* scratch);
-  // One row; grad_scores is zeroed by the caller. With margins, `runners` (groups) receives the
-  // indices of the scores that have a gradient besides the kept ones.
+  // One row of scores: the kept ones of some groups, and then, once all groups are there, the gates
+  // that they become. Pointers are those of the whole row; `scratch` holds
+  // top_k_scratch elements of T.
+  void (*select)(const TopK&, int64_t group_begin, int64_t group_end, const T* scores, T* kept,
+                 int64_t* indices, T* scratch);
+  void (*normalise)(const TopK&, T* gates);
+  // One row. With margins, `runners` (groups) receives the
+  // indices of the scores that have a gradient besides the kept ones. `scratch` as above.
   void (*top_k_backward)(const TopK&, const T* grad_gates, const T* scores, const T* gates,
-                         const int64_t* indices, T* grad_scores, int64_t* runners);
+                         const int64_t* indices, T* grad_scores, int64_t* runners, T* scratch);
   // A weight (rows x columns, rows `stride` apart) to panels of 16 rows, or of columns as
   // StepInputGrad has them.
   void (*transpose_to_panels)(const T* weight, int64_t stride, int64_t rows, int64_t columns,
@@ -234,15 +288,33 @@ struct KernelTable {
   // Outputs [panel_begin, panel_end) of one row of blocks; `open` are that row's open blocks.
   void (*stream)(const StreamArgs&, int64_t row, int64_t panel_begin, int64_t panel_end,
                  const OpenBlock* open, int64_t count);
+  // Panels [panel_begin, panel_end) of one row of blocks.
+  void (*columns)(const ColumnArgs&, int64_t row, int64_t panel_begin, int64_t panel_end);
   // One token's inputs of one block to int16 steps, an even number of them; the largest becomes
   // `largest_steps`. Returns the size of a step.
   float (*quantise)(const float* x, int64_t depth, int64_t largest_steps, int16_t* steps);
+  // What a scan reads of one token's `depth` inputs.
+  ScreenNorms (*screen_input)(const float* x, int64_t depth, const ScreenInput& to);
+  // Bounds of the rows in panels [begin, end).
+  void (*screen)(const ScreenRows&, const ScreenInput&, const ScreenSlack&, int64_t begin, int64_t end,
+                 const ScreenBounds&);
+  // The exact score of one row of a weight; `next` is the row to fetch meanwhile, or null.
+  float (*exact_score)(const float* row, int64_t depth, const double* x, float bias,
+                       const float* next);
+  // As `quantise`, with one size for all `count` inputs: first that size, then each block's inputs as
+  // int16, an even number of them, or as bytes, a multiple of 4.
+  RowSteps (*measure_row)(const float* x, int64_t count, int64_t largest_steps);
+  void (*quantise_by)(const RowSteps&, const float* x, int64_t depth, int16_t* steps);
+  void (*quantise_to_bytes)(const RowSteps&, const float* x, int64_t depth, uint8_t* bytes);
+  // Whether `forward` takes inputs as bytes.
+  bool takes_bytes;
 };
 
 extern const KernelTable baseline_kernels;
 #if defined(__x86_64__)
 extern const KernelTable avx2_kernels;
 extern const KernelTable avx512_kernels;
+extern const KernelTable avx512vnni_kernels;
 #endif
 
 }  // namespace blockgate

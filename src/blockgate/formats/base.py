@@ -1,8 +1,8 @@
 """What a packed format is, the registry of all formats, and the layout they share.
 
-Packed blocks have the shape (num_blocks, panels, elements, 16): a block holds panels of 16 outputs, and a panel holds
-for each input, or for each few of them, the 16 outputs' weights side by side. One open block is thus one streaming
-read. Ragged edges are padded with weights of 0.
+Packed blocks have the shape (num_blocks, panels, lines, 16 or 32): a block holds panels of 16 outputs, and a panel
+holds for each input, or for each pair of them, the 16 outputs' weights side by side. One open block is thus one
+streaming read. Ragged edges are padded with weights of 0.
 """
 
 from __future__ import annotations
@@ -41,26 +41,35 @@ class Format(ABC):
 
     name: str
     bits: int  # of a stored weight; scales come on top
-    dtype: torch.dtype  # of the stored blocks; no two formats share one
+    dtype: torch.dtype  # of the stored blocks; formats that share one store the same
+    side_by_side: int = 1  # elements of one output in a line of a panel
     kernels: tuple[str, ...] = ("cpu",)  # backends that compute with it natively
 
     def pack(self, weight: Tensor, grid: BlockGrid) -> PackedWeight:
         """The float32 weight (m, n) in this format."""
         stored, scale = self._encode(rows_of(weight, grid))
-        panels = stored.view(grid.num_blocks, -1, PANEL, stored.shape[-1]).transpose(2, 3)
-        return PackedWeight(panels.contiguous(), scale)
+        panels = stored.view(grid.num_blocks, -1, PANEL, stored.shape[-1] // self.side_by_side, self.side_by_side)
+        return PackedWeight(panels.transpose(2, 3).flatten(3).contiguous(), scale)
 
     def unpack(self, packed: PackedWeight, grid: BlockGrid) -> Tensor:
         """The float32 weight (m, n) that a packed one stands for."""
-        stored = packed.blocks.transpose(2, 3).flatten(1, 2)
+        stored = packed.blocks.unflatten(3, (PANEL, self.side_by_side)).transpose(2, 3).flatten(3).flatten(1, 2)
         return weight_of(self._decode(stored, packed.scale, min(grid.block[1], grid.in_features)), grid)
+
+    def of_version_1(self, blocks: Tensor) -> Tensor:
+        """Blocks as 0.1 stored them, with one input to a line, in the layout of today."""
+        whole = F.pad(blocks, (0, 0, 0, -blocks.shape[2] % self.side_by_side))
+        count, panels, inputs, outputs = whole.shape
+        pairs = whole.view(count, panels, inputs // self.side_by_side, self.side_by_side, outputs)
+        return pairs.transpose(3, 4).flatten(3)
 
     def shapes(self, grid: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of blocks and scale, from (out_features, in_features, block_out, block_in); they may be symbolic."""
         out_features, in_features, block_out, block_in = grid
         num_blocks = -(-out_features // block_out) * -(-in_features // block_in)
         panels, depth = -(-min(block_out, out_features) // PANEL), min(block_in, in_features)
-        return (num_blocks, panels, self._elements(depth), PANEL), self._scale_shape(num_blocks, panels * PANEL, depth)
+        lines, line = self._elements(depth) // self.side_by_side, PANEL * self.side_by_side
+        return (num_blocks, panels, lines, line), self._scale_shape(num_blocks, panels * PANEL, depth)
 
     def round_inputs(self, x: Tensor, grid: BlockGrid) -> Tensor:  # noqa: ARG002
         """Inputs x (N, n) as products with this format see them."""

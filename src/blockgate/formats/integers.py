@@ -28,6 +28,7 @@ class IntegerFormat(Format, ABC):
 
     largest: int  # magnitude of a stored integer
     group: int | None  # inputs that share a scale; None: all of a block
+    steps = 2**15 - 1  # that inputs are rounded to at most
 
     def round_inputs(self, x: Tensor, grid: BlockGrid) -> Tensor:
         """Whole steps, of one size for each row and column of blocks.
@@ -38,7 +39,7 @@ class IntegerFormat(Format, ABC):
 
         def rounded(part: Tensor) -> Tensor:
             summed = min(part.shape[1], self.group or part.shape[1])
-            steps = min(2**15 - 1, (2**31 - 1) // (self.largest * summed))
+            steps = min(self.steps, (2**31 - 1) // (self.largest * summed))
             size = (part.abs().amax(1, keepdim=True) / steps).clamp_min(torch.finfo(torch.float32).tiny)
             size = torch.where(part.isfinite().all(1, keepdim=True), size, float("nan"))
             return (part / size).round() * size

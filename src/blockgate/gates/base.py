@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from blockgate.changes import CountsChanges
-from blockgate.errors import BlockgateError, invalid
+from blockgate.errors import invalid
 from blockgate.gates.carrier import carry
+from blockgate.gates.kept import KeepsSparsity
 from blockgate.gates.network import GateNetwork
 from blockgate.grid import BlockGrid, check_sparsity
 from blockgate.ops import gate_scores
@@ -27,7 +27,7 @@ OPTIONS_OF_KINDS = ("normalise", "select")
 NEAR_DENSE_SPREAD = 0.02
 
 
-class Gate(CountsChanges, ABC):
+class Gate(KeepsSparsity, ABC):
     """Decides, for every row of the input, which blocks of a grid open and how wide.
 
     Calling a gate with x (N, in_features) returns compact gates: values (N, E), 0 where closed, and the index of the
@@ -53,6 +53,7 @@ class Gate(CountsChanges, ABC):
     # Whether it keeps count of what it sees in training, in `observe`.
     observes: ClassVar[bool] = False
 
+    # None in kinds that have no network: see `count_scores`.
     weight: nn.Parameter
     bias: nn.Parameter
     hidden_weight: nn.Parameter | None
@@ -70,15 +71,17 @@ class Gate(CountsChanges, ABC):
         self.grid = grid
         self._take(spec)
         self.num_scores = self.count_scores()
-        scored = self.hidden_size or self.key_size
-        self.weight = nn.Parameter(torch.empty(self.num_scores, scored, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(self.num_scores, device=device, dtype=dtype))
-        hidden_weight = hidden_bias = None
-        if self.hidden_size:
-            hidden_weight = nn.Parameter(torch.empty(self.hidden_size, self.key_size, device=device, dtype=dtype))
-            hidden_bias = nn.Parameter(torch.empty(self.hidden_size, device=device, dtype=dtype))
-        self.register_parameter("hidden_weight", hidden_weight)
-        self.register_parameter("hidden_bias", hidden_bias)
+        scored, hidden = self.hidden_size or self.key_size, self.hidden_size if self.num_scores else 0
+        shapes = {
+            "weight": (self.num_scores, scored),
+            "bias": (self.num_scores,),
+            "hidden_weight": (hidden, self.key_size),
+            "hidden_bias": (hidden,),
+        }
+        for name, shape in shapes.items():
+            # A layer of no outputs has no parameters: a kind that computes its scores in another way has none at all.
+            made = nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) if shape[0] else None
+            self.register_parameter(name, made)
         self.target_sparsity = self._spec.sparsity
         self.reset_parameters()
 
@@ -169,15 +172,24 @@ class Gate(CountsChanges, ABC):
         return (self.kind, self.grid, self._key, self._hidden_size, self.num_scores)
 
     def count_scores(self) -> int:
-        """How many scores its network gives a row: one for each block, unless the kind says otherwise."""
+        """How many scores its network gives a row: one for each block, unless the kind says otherwise; 0: none."""
         return self.grid.num_blocks
+
+    @property
+    def group_size(self) -> int:
+        """How many scores its selection chooses from at once; 0 for kinds that don't select with `topk_gates`."""
+        return 0
 
     @abstractmethod
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Compact gates and block indices, (N, E) each, for x (N, in_features)."""
 
-    def decide(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+    def see(self, weight: Tensor) -> None:
+        """Told of the layer's weight (out_features, in_features), for kinds that look at it, before it is called."""
+
+    def decide(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """What layers call: as `forward`, for kinds that look at the weight (out_features, in_features) too."""
+        self.see(weight)
         gates: tuple[Tensor, Tensor] = self(x)
         return gates
 
@@ -212,6 +224,10 @@ class Gate(CountsChanges, ABC):
         """The share of blocks that open when enough scores are positive; rounding to whole blocks included."""
         return self.open_blocks / self.grid.num_blocks
 
+    def count_macs(self) -> int:
+        """Multiply-adds of its network for one row."""
+        return sum(weight.numel() for weight in (self.weight, self.hidden_weight) if weight is not None)
+
     def scores(self, x: Tensor) -> Tensor:
         """Raw scores (N, num_scores), before any ReLU of the gate kind, for x (N, in_features)."""
         self._check_input(x)
@@ -221,8 +237,9 @@ class Gate(CountsChanges, ABC):
         return gate_scores(key, network.weight, network.bias, backend=self.backend)
 
     def _check_input(self, x: Tensor) -> None:
-        if x.device != self.weight.device or x.dim() != 2 or x.shape[1] != self.grid.in_features:
-            expected = f"shape (rows, {self.grid.in_features}) on {self.weight.device}"
+        own = next((t for t in (*self._parameters.values(), *self._buffers.values()) if t is not None), x)
+        if x.device != own.device or x.dim() != 2 or x.shape[1] != self.grid.in_features:
+            expected = f"shape (rows, {self.grid.in_features}) on {own.device}"
             remedy = "Call the layer, which takes any leading dimensions."
             raise invalid("gate input", expected=expected, got=f"{tuple(x.shape)} on {x.device}", remedy=remedy)
 
@@ -236,7 +253,7 @@ class Gate(CountsChanges, ABC):
 
     def copied(self) -> list[Tensor]:
         """The tensors of which `network` is a copy, or that native code copies; biases are read in place."""
-        return [self.weight, *([] if self.hidden_weight is None else [self.hidden_weight])]
+        return [weight for weight in (self.weight, self.hidden_weight) if weight is not None]
 
     def observe(self, x: Tensor) -> None:
         """Told in training, once in every forward pass, of the rows x (N, in_features) that it decides on."""
@@ -279,11 +296,12 @@ class Gate(CountsChanges, ABC):
             nn.init.zeros_(bias)
         self.count_change()
 
-    def reset_near_dense(self, weight: Tensor | None = None) -> None:  # noqa: ARG002
+    def reset_near_dense(self, weight: Tensor | None = None) -> None:
         """Weights whose gates start close to 1, for a `weight` (out_features, in_features) trained without gates."""
         self._reset()
-        nn.init.normal_(self.weight, std=NEAR_DENSE_SPREAD / math.sqrt(self.weight.shape[1]))
-        nn.init.ones_(self.bias)
+        for weight, bias in self._layers()[:1]:
+            nn.init.normal_(weight, std=NEAR_DENSE_SPREAD / math.sqrt(weight.shape[1]))
+            nn.init.ones_(bias)
         self._take(replace(self._spec, near_dense=True))
         self.count_change()
 
@@ -294,25 +312,7 @@ class Gate(CountsChanges, ABC):
 
     def _layers(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
         """Weight and bias of each layer of the scoring network, the last layer first."""
-        layers = [(self.weight, self.bias)]
+        layers = [(self.weight, self.bias)] if self.num_scores else []
         if self.hidden_weight is not None and self.hidden_bias is not None:
             layers.append((self.hidden_weight, self.hidden_bias))
         return layers
-
-    # The sparsity belongs in checkpoints, but it is no buffer: `.half()` must not round it, and data-parallel
-    # training must not broadcast it.
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "sparsity"] = torch.tensor(self.target_sparsity, dtype=torch.float64, device="cpu")
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        sparsity = state_dict.pop(prefix + "sparsity", None)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        if sparsity is None or (isinstance(sparsity, Tensor) and sparsity.is_meta):
-            return
-        try:
-            self.target_sparsity = float(sparsity)
-        except (BlockgateError, TypeError, ValueError, RuntimeError) as error:
-            # The last argument collects what load_state_dict then raises, with every other fault of the checkpoint.
-            args[-1].append(f"{prefix}sparsity: {error}")

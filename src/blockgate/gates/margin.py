@@ -16,10 +16,13 @@ from torch import Tensor
 
 from blockgate.gates.means import RunningMeans
 from blockgate.gates.network import GateNetwork
+from blockgate.gates.recompute import in_backward
 from blockgate.gates.registry import register_gate
 from blockgate.gates.topk import TopKGate
 from blockgate.grid import BlockGrid
 from blockgate.ops import gate_scores
+from blockgate.ops.gate_scores import centred_scores
+from blockgate.ops.gpu import runs_kernels
 from blockgate.spec import GateSpec
 
 __all__ = ["MarginGate"]
@@ -74,6 +77,18 @@ class MarginGate(TopKGate, RunningMeans):
             _centred(self.hidden_bias, self.hidden_weight, self.key_mean),
         )
 
+    def scores(self, x: Tensor) -> Tensor:
+        """Raw scores (N, num_scores) for x (N, in_features); on a GPU one launch for each layer of the network."""
+        replaced = type(self).network is not MarginGate.network or "network" in self.__dict__
+        if replaced or not runs_kernels(self.backend, x.device.type):
+            return super().scores(x)
+        self._check_input(x)
+        key, mean = self.key_of(x), self.key_mean
+        if self.hidden_weight is not None and self.hidden_bias is not None and self.hidden_mean is not None:
+            key = centred_scores(key, self.hidden_weight, self.hidden_bias, mean, backend=self.backend)
+            key, mean = torch.relu(key), self.hidden_mean
+        return centred_scores(key, self.weight, self.bias, mean, backend=self.backend)
+
     def copied(self) -> list[Tensor]:
         """All of it: the biases that native code reads are made here."""
         return [*self.parameters(), *self.buffers()]
@@ -81,7 +96,7 @@ class MarginGate(TopKGate, RunningMeans):
     @torch.no_grad()
     def observe(self, x: Tensor) -> None:
         """Moves the running means towards those of the rows x (N, in_features)."""
-        if _in_backward() or not (len(x) or self.shared):
+        if in_backward() or not (len(x) or self.shared):
             return
         self._check_input(x)
         key = self.key_of(x).to(self.key_mean.dtype)
@@ -98,26 +113,25 @@ class MarginGate(TopKGate, RunningMeans):
         for mean in self.buffers():
             mean.zero_()
 
-    # As the sparsity, this says what is computed, so that weights alone would not be enough.
+    @property
+    def near_dense(self) -> Tensor:
+        """Whether gates start near 1: as the sparsity, it says what is computed, so that weights are not enough."""
+        return torch.tensor(self._spec.near_dense, device="cpu")
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "near_dense"] = torch.tensor(self._spec.near_dense, device="cpu")
+    @near_dense.setter
+    def near_dense(self, value: Tensor) -> None:
+        self.take_kept("near_dense", value)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        near_dense = state_dict.pop(prefix + "near_dense", None)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        if near_dense is not None and not near_dense.is_meta:
-            self._take(replace(self._spec, near_dense=bool(near_dense)))
+    def kept_values(self) -> dict[str, Tensor]:
+        """What checkpoints hold beside parameters and buffers."""
+        return {**super().kept_values(), "near_dense": self.near_dense}
+
+    def take_kept(self, name: str, value: Tensor) -> None:
+        """A value of a checkpoint."""
+        super().take_kept(name, value)
+        if name == "near_dense":
+            self._take(replace(self._spec, near_dense=bool(value)))
             self.count_change()
-
-
-def _in_backward() -> bool:
-    """Whether a forward pass is computed again within the backward one: it must meet the means of the first time."""
-    if torch.compiler.is_compiling():
-        return False
-    task = getattr(torch._C, "_current_graph_task_id", None)
-    return task is not None and task() != -1
 
 
 def _centred(bias: Tensor, weight: Tensor, mean: Tensor) -> Tensor:

@@ -26,7 +26,9 @@ class SigmoidGate(Gate):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Gates and block indices, (N, num_blocks), for x (N, in_features)."""
-        values = torch.sigmoid(self.scores(x))
+        logarithms = torch.nn.functional.logsigmoid(self.scores(x))
+        # Over the largest of each row, which the mean takes out again: far below 0 all of them would vanish.
+        values = torch.exp(logarithms - logarithms.detach().amax(-1, keepdim=True))
         return values / values.mean(-1, keepdim=True), all_blocks(values)
 
     def use(self, choices: Tensor, open_counts: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002

@@ -60,6 +60,11 @@ class TopKGate(Gate):
         return self._groups
 
     @property
+    def group_size(self) -> int:
+        """How many blocks it chooses from at once."""
+        return self.grid.num_blocks // self._groups
+
+    @property
     def rule(self) -> tuple[Any, ...]:
         """As for every gate, with the choices that this kind has."""
         return (*super().rule, self._normalise, self._select)

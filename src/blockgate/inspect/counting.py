@@ -14,13 +14,16 @@ from blockgate.find import gate_label
 from blockgate.gates import Gate
 from blockgate.inspect.record import GateRecord
 from blockgate.runtime.packed import PackedBlocks, PackedLinear
+from blockgate.runtime.packed_columns import PackedColumnLinear
+from blockgate.runtime.packed_paired import PackedPairedLinear, PackedPairedMLP
+from blockgate.runtime.paired import PairedMLP, RunnableMLP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from blockgate.inspect.statistics import GateStatistics
 
-__all__ = ["LayerSummary", "count_layers", "matrices_of"]
+__all__ = ["LayerSummary", "count_layers", "gated_size", "matrices_of"]
 
 # Layers without gates whose multiply-adds are known. An embedding has none: it looks rows up.
 PLAIN = (nn.Linear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.Embedding, PackedLinear)
@@ -108,6 +111,9 @@ def _find(module: nn.Module, path: str, owner: nn.Module, seen: set[nn.Module]) 
     if module in seen:
         return
     seen.add(module)
+    if isinstance(module, PackedPairedLinear):
+        # Its MLP, which computes with it, counts it.
+        return
     if isinstance(module, Gate) or (isinstance(module, PLAIN) and not _has_gate(module)):
         yield _Found(path, module, owner)
         return
@@ -136,13 +142,15 @@ def _gated_line(
     grid = gate.grid
     label = gate_label(found.path)
     weight, packed = _gated_weight(found)
-    size = grid.out_features * grid.in_features
-    gate_macs = sum(w.numel() for w in (gate.weight, gate.hidden_weight) if w is not None)
+    size = gated_size(found.owner, gate)
+    gate_macs = gate.count_macs()
     statistics = None if record is None else record.gates[label]
     open_macs = densities.get(label, gate.target_density) * size
     if statistics is not None and statistics.rows:
-        open_macs = _mean_open_area(statistics)
-    stored = packed.blocks if packed is not None else next(iter(weight), gate.weight)
+        # All matrices of a paired MLP have as much in each hidden block as the one of the gate's grid, or a multiple.
+        open_macs = _mean_open_area(statistics) * size / (grid.out_features * grid.in_features)
+    stored = packed if packed is not None else next(iter((*weight, *gate.parameters())))
+    read = next(iter((*gate.parameters(), *gate.buffers())))
     return LayerSummary(
         name=label,
         kind=type(found.owner).__name__,
@@ -153,22 +161,37 @@ def _gated_line(
         macs_now=open_macs + gate_macs,
         gate_macs=gate_macs,
         bytes_dense=size * FLOAT32_BYTES,
-        bytes_now=open_macs * stored.element_size() + gate_macs * gate.weight.element_size(),
+        bytes_now=open_macs * stored.element_size() + gate_macs * read.element_size(),
         target_density=gate.target_density,
         measured_density=densities.get(label) if statistics is None else statistics.measured_density,
         rows=None if statistics is None else statistics.rows,
     )
 
 
-def _gated_weight(found: _Found) -> tuple[list[nn.Parameter], PackedBlocks | None]:
-    """Weight and bias that a gate's blocks belong to: `gate` goes with `weight`, `gate_ih_l0` with `weight_ih_l0`."""
+def gated_size(owner: nn.Module, gate: Gate) -> int:
+    """Weights that a gate of `owner` decides on."""
+    return owner.macs_dense if isinstance(owner, PairedMLP) else gate.grid.out_features * gate.grid.in_features
+
+
+def _gated_weight(found: _Found) -> tuple[list[nn.Parameter], Tensor | None]:
+    """Weight and bias that a gate's blocks belong to, and the packed weight where that is what the layer holds.
+
+    `gate` goes with `weight`, `gate_ih_l0` with `weight_ih_l0`.
+    """
     suffix = found.path.rpartition(".")[2].removeprefix("gate")
     names = {f"weight{suffix}", f"bias{suffix}"}
     weight = [
         p for name, p in found.owner.named_parameters() if name.removeprefix("parametrizations.").split(".")[0] in names
     ]
+    if isinstance(found.owner, RunnableMLP):
+        return [p for part in found.owner.parts() for p in part.parameters()], None
+    if isinstance(found.owner, PackedPairedMLP):
+        parts = [*found.owner.named_parts().values()]
+        return [p for part in parts for p in part.parameters()], parts[0].packed.blocks
+    if isinstance(found.owner, PackedColumnLinear):
+        return weight, found.owner.columns
     packed = getattr(found.owner, f"packed{suffix}", None)
-    return weight, packed if isinstance(packed, PackedBlocks) else None
+    return weight, packed.blocks if isinstance(packed, PackedBlocks) else None
 
 
 def _mean_open_area(statistics: GateStatistics) -> float:

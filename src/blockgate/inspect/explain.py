@@ -13,6 +13,7 @@ from blockgate.errors import invalid
 from blockgate.find import outermost
 from blockgate.inspect.table import text_columns
 from blockgate.runtime import RUNNABLE
+from blockgate.runtime.packed_paired import PackedPairedLinear
 from blockgate.runtime.plan import FUSED, PATHS, Plan
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class LayerPath:
     """Why it was not the fastest path."""
     remedy: str
     """What to do about it."""
+    figures: str
+    """Of the native calls like this one so far: which way they run now, and what it and the other ways take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +49,9 @@ class Explanation:
         return asdict(self)
 
     def __str__(self) -> str:
-        rows = [[row.layer or "(model)", row.kind, row.path, row.why, row.remedy] for row in self.layers]
+        rows = [[row.layer or "(model)", row.kind, row.path, row.why, row.remedy, row.figures] for row in self.layers]
         fused = sum(row.path == FUSED for row in self.layers)
-        table = text_columns(["layer", "kind", "path", "why", "what to do"], rows)
+        table = text_columns(["layer", "kind", "path", "why", "what to do", "calls so far"], rows)
         return f"{table}\n{fused} of {len(self.layers)} layers ran in one native call"
 
     __repr__ = __str__
@@ -71,7 +74,9 @@ def explain(model: nn.Module, example_input: Tensor | tuple[Any, ...] | Mapping[
         raise invalid("explain", expected="an nn.Module", got=type(model).__name__, remedy="Pass a model or a layer.")
     layers: dict[nn.Module, str] = {}
     for name, layer in outermost(model, RUNNABLE):
-        layers.setdefault(layer, name)
+        # Matrices of a paired MLP only pass on their input: the MLP has the plan.
+        if not isinstance(layer, PackedPairedLinear):
+            layers.setdefault(layer, name)
     if not layers:
         raise invalid(
             "explain",
@@ -101,4 +106,4 @@ NOT_RUN = Plan("not run", "the model did not call it", "Its weights may be read 
 
 def _row(name: str, layer: nn.Module, plans: list[Plan]) -> LayerPath:
     plan = max(plans, key=lambda plan: PATHS.index(plan.path)) if plans else NOT_RUN
-    return LayerPath(layer=name, kind=type(layer).__name__, path=plan.path, why=plan.why, remedy=plan.remedy)
+    return LayerPath(layer=name, kind=type(layer).__name__, **plan._asdict())

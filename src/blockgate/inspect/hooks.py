@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from blockgate.gates import Gate
+from blockgate.gates.recompute import in_backward
+from blockgate.gates.turn import present_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,7 +40,16 @@ class _Hook:
         self.see = see
 
     def __call__(self, gate: Gate, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-        self.see(self.name, gate, inputs[0], *output)
+        if in_backward():
+            return
+        if (turn := present_turn()) is None:
+            self.tell(gate, inputs[0], *output)
+        else:
+            turn.hold(self, gate, inputs[0], *output)
+
+    def tell(self, gate: Gate, x: Tensor, values: Tensor, indices: Tensor) -> None:
+        """Passes on what the gate decided on rows x (N, in), in the order of their sequences."""
+        self.see(self.name, gate, x, values, indices)
 
     def __reduce__(self) -> tuple[type[_Leftover], tuple[()]]:
         return _Leftover, ()

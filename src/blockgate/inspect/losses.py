@@ -13,6 +13,7 @@ from blockgate.find import named_gates
 from blockgate.gates import Gate
 from blockgate.grid import as_int
 from blockgate.inspect.hooks import watch
+from blockgate.inspect.together import Average
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +25,7 @@ SMALLEST_VARIANCE = 1e-12
 
 
 @contextmanager
-def gate_losses(model: nn.Module) -> Iterator[GateLosses]:
+def gate_losses(model: nn.Module, *, shared: bool = False) -> Iterator[GateLosses]:
     """Collects what the gates of `model` see inside a `with` block, for losses that shape them.
 
         with bg.inspect.gate_losses(model) as losses:
@@ -33,8 +34,14 @@ def gate_losses(model: nn.Module) -> Iterator[GateLosses]:
 
     Scores are computed a second time, those of closed blocks included, so that these get gradients too. The results of
     the model stay the same. For a loss on some layers alone, pass these instead of the whole model.
+
+    Args:
+        model: any module with gated layers.
+        shared: whether the batch is that of all processes of a data-parallel run. Losses are then those of the whole
+            batch, with gradients that are right once they are averaged over processes. Every process must ask for the
+            same losses.
     """
-    losses = GateLosses(named_gates(model))
+    losses = GateLosses(named_gates(model), shared=shared)
     with watch(losses._gates, losses._see):
         yield losses
 
@@ -42,8 +49,9 @@ def gate_losses(model: nn.Module) -> Iterator[GateLosses]:
 class GateLosses:
     """Scores and decisions of every gate inside a block; see `gate_losses`."""
 
-    def __init__(self, gates: dict[str, Gate]) -> None:
+    def __init__(self, gates: dict[str, Gate], *, shared: bool = False) -> None:
         self._gates = gates
+        self._average = Average() if shared else None
         self._scores: dict[str, list[Tensor]] = {}
         self._open_counts: dict[str, Tensor] = {}
 
@@ -72,12 +80,16 @@ class GateLosses:
         length = as_int(steps)
         if length is None or length < 2:
             raise invalid("steps", expected="2 tokens or more", got=steps, remedy="Pass the length of the sequences.")
-        return torch.stack([_change(name, s, length, batch_first) for name, s in self._collected()]).mean()
+        changes = [_change(name, s, length, batch_first, self._average) for name, s in self._collected()]
+        return torch.stack(changes).mean()
 
     def _see(self, name: str, gate: Gate, x: Tensor, values: Tensor, indices: Tensor) -> None:
-        if not len(x):
+        if not len(x) and self._average is None:
             return
-        self._scores.setdefault(name, []).append(gate.choices(x))
+        # What scores need in the backward pass is kept as it is: activation checkpointing, which may surround the gate,
+        # would want to compute it again, where nobody looks on.
+        with torch.autograd.graph.saved_tensors_hooks(_as_is, _as_is):
+            self._scores.setdefault(name, []).append(gate.choices(x))
         counts = self._open_counts.get(name, values.new_zeros(gate.grid.num_blocks, dtype=torch.int64))
         self._open_counts[name] = counts.scatter_add(0, indices.flatten(), (values != 0).flatten().long())
 
@@ -88,14 +100,21 @@ class GateLosses:
         return [(name, torch.cat(scores)) for name, scores in self._scores.items()]
 
     def _balance_of(self, name: str, choices: Tensor) -> Tensor:
+        counts, average = self._open_counts[name], self._average
         try:
-            share, used = self._gates[name].use(choices, self._open_counts[name])
+            share, used = self._gates[name].use(choices, counts if average is None else average.total(counts))
         except InvalidInputError as error:
             raise InvalidInputError(f"layer {name!r}: {error}") from error
+        if average is not None:
+            share, used = (average(value, len(choices)) for value in (share, used))
         return choices.shape[-1] * (used * share).sum(-1).mean()
 
 
-def _change(name: str, scores: Tensor, steps: int, batch_first: bool) -> Tensor:
+def _as_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _change(name: str, scores: Tensor, steps: int, batch_first: bool, average: Average | None) -> Tensor:
     """Half the mean square change of scores (rows, groups, size) between neighbours, relative to their variance."""
     if len(scores) % steps:
         raise invalid(
@@ -108,5 +127,12 @@ def _change(name: str, scores: Tensor, steps: int, batch_first: bool) -> Tensor:
     relative = scores - scores.mean(-1, keepdim=True)
     time = 1 if batch_first else 0
     tokens = relative.view(*((-1, steps) if batch_first else (steps, -1)), *scores.shape[1:])
-    variance = relative.var(0, correction=0).sum()
-    return tokens.diff(dim=time).square().mean((0, 1)).sum() / (2 * variance.clamp(min=SMALLEST_VARIANCE))
+    change = tokens.diff(dim=time).square().mean((0, 1))
+    if average is None:
+        spread = relative.var(0, correction=0)
+    else:
+        # The gradient through the mean is 0 over the whole batch, though not over the share of a process.
+        centre = average(relative.mean(0), len(scores)).detach()
+        spread = average((relative - centre).square().mean(0), len(scores))
+        change = average(change, len(scores))
+    return change.sum() / (2 * spread.sum().clamp(min=SMALLEST_VARIANCE))

@@ -11,6 +11,7 @@ import torch
 
 from blockgate.checkpoint.atomic import replace_whole
 from blockgate.errors import BlockgateError, invalid
+from blockgate.inspect.statistics import select_gates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
     from blockgate.inspect.record import GateRecord
+    from blockgate.inspect.sensitivity import Sensitivity
     from blockgate.inspect.statistics import GateStatistics
 
-__all__ = ["draw_classes", "draw_distribution", "draw_trace"]
+__all__ = ["draw_classes", "draw_distribution", "draw_sensitivity", "draw_trace"]
 
 FORMATS = (".png", ".svg")
 DOTS_PER_INCH = 150
@@ -100,7 +102,7 @@ def draw_classes(
         gates: names of the gates to draw; all of them if None.
         class_names: what to call the classes, by label; the labels themselves if None.
     """
-    chosen = {name: gate for name, gate in _choose(record, gates).items() if gate.labels}
+    chosen = {name: gate for name, gate in select_gates(record.gates, gates).items() if gate.labels}
     if not chosen:
         raise _nothing("rows with labels", "Run the model inside `with record.labelled(y):`.")
     unnamed = {label for gate in chosen.values() for label in gate.labels} - set(range(len(class_names or ())))
@@ -149,7 +151,7 @@ def draw_trace(
         tokens: the words, one for each row that was kept; numbers if None.
         gates: names of the gates to draw; all of them if None.
     """
-    chosen = {name: gate for name, gate in _choose(record, gates).items() if len(gate.trace)}
+    chosen = {name: gate for name, gate in select_gates(record.gates, gates).items() if len(gate.trace)}
     if not chosen:
         raise _nothing("rows that were kept", "Record with record_gates(model, trace=...).")
     rows = max(len(gate.trace) for gate in chosen.values())
@@ -184,16 +186,30 @@ def draw_trace(
     return _write(figure, path)
 
 
-def _choose(record: GateRecord, names: Sequence[str] | None) -> dict[str, GateStatistics]:
-    """The gates of these names, or all."""
-    if names is None:
-        return record.gates
-    unknown = [name for name in names if name not in record.gates]
-    if unknown:
-        raise invalid(
-            "gates", expected=f"names among {list(record.gates)}", got=unknown, remedy="Pass a list of names."
-        )
-    return {name: record.gates[name] for name in names}
+def draw_sensitivity(found: Sensitivity, path: str | os.PathLike[str]) -> Path:
+    """Draws what every layer loses at every level: the rise of the loss if it was measured, else the output's error.
+
+    Args:
+        found: what `bg.sensitivity` returned.
+        path: a .png or .svg file.
+    """
+    lost = [layer.errors if layer.losses is None else layer.losses for layer in found.layers]
+    top, height = SCALE_HEIGHT + TITLE_GAP, BAR_HEIGHT * len(lost)
+    width = max(2.5, PANEL_WIDTH * len(found.levels))
+    figure = _figure(width, top + height)
+    axes = _axes_at(figure, 0, top, width, height)
+    values = [[loss[level] for level in found.levels] for loss in lost]
+    largest = max(SMALLEST_VALUE, *(value for row in values for value in row))
+    image = axes.imshow(values, vmin=0, vmax=largest, cmap=OPEN_COLOURS, aspect="auto", interpolation="nearest")
+    for row, line in enumerate(values):
+        for column, value in enumerate(line):
+            colour = "white" if value > 0.6 * largest else "black"
+            axes.text(column, row, f"{value:.2g}", ha="center", va="center", color=colour, fontsize=FONT_SIZE)
+    axes.set_yticks(range(len(lost)), [layer.name for layer in found.layers], **TEXT)
+    axes.set_xticks(range(len(found.levels)), [f"{level:.0%}" for level in found.levels], fontsize=FONT_SIZE)
+    axes.xaxis.tick_top()
+    _add_scale(figure, image, "relative error of the output" if found.loss is None else "rise of the loss")
+    return _write(figure, path)
 
 
 def _colours_of_open_gates() -> Colormap:

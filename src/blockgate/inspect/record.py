@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +11,16 @@ from torch import Tensor, nn
 from blockgate.errors import invalid
 from blockgate.find import named_gates
 from blockgate.grid import as_int
+from blockgate.inspect.atlas import write_atlas
+from blockgate.inspect.findings import Finding, judge
 from blockgate.inspect.hooks import watch
-from blockgate.inspect.statistics import GateStatistics, Overlap, Shares
+from blockgate.inspect.statistics import GateStatistics, Overlap, Shares, select_gates
+from blockgate.inspect.together import from_all, require_processes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    import os
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from typing_extensions import Self
 
@@ -28,13 +32,6 @@ __all__ = ["GateRecord", "record_gates"]
 MOST_PAIRED_BLOCKS = 1024
 
 WHOLE_NUMBERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
-
-# When warnings speak up. A block is judged once the density lets expect this many openings of it.
-JUDGED_OPENINGS = 20
-# Agreement between inputs beyond chance: 0 if each drew its blocks at random, 1 if all open the same.
-FROZEN_AGREEMENT = 0.7
-# Measured density below this share of the target.
-STARVED = 0.9
 
 
 def record_gates(model: nn.Module, *, coactivation: bool | None = None, trace: int = 0) -> GateRecord:
@@ -102,6 +99,19 @@ class GateRecord:
         finally:
             self._labels = before
 
+    def gather(self) -> None:
+        """Adds up what all processes have recorded: then each has the record of the whole batch.
+
+        For data-parallel runs: call it once, after the block and in every process. Kept traces are those of the
+        first process, then of the second, and so on.
+        """
+        require_processes("gather")
+        for name, gate in self.gates.items():
+            first, *others = from_all(gate)
+            for other in others:
+                first.merge(other)
+            self.gates[name] = first
+
     def distribution(self, threshold: float = 0.95) -> dict[str, Shares]:
         """Shares of blocks that are always on, input dependent and always off, for each gate that saw rows.
 
@@ -119,11 +129,45 @@ class GateRecord:
 
     def warnings(self) -> list[str]:
         """What looks wrong, a sentence each; empty if nothing does."""
-        return [f"{name}: {message}" for name, gate in self.gates.items() for message in _judge(gate)]
+        return [str(finding) for finding in self.findings()]
+
+    def findings(self) -> list[Finding]:
+        """The same with the gate and the kind of each, so that a program can tell them apart."""
+        return [Finding(name, *found) for name, gate in self.gates.items() for found in judge(gate)]
 
     def to_dict(self) -> dict[str, Any]:
         """Counts, densities, overlaps and warnings, ready for JSON; without traces and pair counts."""
         return {"gates": {name: gate.to_dict() for name, gate in self.gates.items()}, "warnings": self.warnings()}
+
+    def to_html(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        tokens: Sequence[str] | None = None,
+        class_names: Sequence[str] | None = None,
+        gates: Sequence[str] | None = None,
+        history: Sequence[Mapping[str, Any]] | None = None,
+        title: str = "Gate atlas",
+    ) -> Path:
+        """Writes the gate atlas: one interactive page about all gates, which needs no network.
+
+        It shows every matrix as a map of its blocks (how often each opens, how large its gate is), lights the blocks
+        that each token opens, compares tokens and classes by the blocks they share, and has the shares of blocks that
+        are always on, input dependent, rarely open and dead.
+
+        Args:
+            path: a .html file.
+            tokens: the words, one for each row that was kept with `record_gates(model, trace=...)`; numbers if None. A
+                gate that saw another number of rows is shown without them.
+            class_names: what to call the classes, by label; the labels themselves if None.
+            gates: names of the gates to show; all of them if None.
+            history: the shares over training: a mapping for each epoch with `epoch`, `always_open`, `input_dependent`
+                and `dead_blocks`, as the rows of a run's epochs.csv.
+            title: of the page.
+        """
+        return write_atlas(
+            select_gates(self.gates, gates), path, tokens=tokens, class_names=class_names, history=history, title=title
+        )
 
     def _see(self, name: str, gate: Gate, _: Tensor, values: Tensor, indices: Tensor) -> None:
         labels = None if self._labels is None else self._labels.take(name, values.shape[0])
@@ -150,7 +194,9 @@ class _Labels:
                 "labels",
                 expected=f"one for each row of {name}, which sees {first + rows}",
                 got=len(self.labels),
-                remedy="Repeat them over time: y.repeat(T) where time comes first, y.repeat_interleave(T) where last.",
+                remedy="Repeat the label of a sequence for each of its T steps: y.repeat(T) for recurrent layers, "
+                "which go through time first whatever batch_first says, and y.repeat_interleave(T) for other layers "
+                "on (batch, time, features).",
             )
         self.taken[name] = (first + rows) % len(self.labels)
         return self.labels[first : first + rows]
@@ -165,40 +211,3 @@ class _Labels:
                 got=len(self.labels),
                 remedy="One for each row.",
             )
-
-
-def _judge(gate: GateStatistics) -> Iterator[str]:
-    """Sentences about what looks wrong with one gate."""
-    density, target = gate.measured_density, gate.target_density
-    if density is None or target is None:
-        yield "saw no rows: nothing called it inside the record."
-        return
-    if gate.empty_rows:
-        yield (
-            f"{gate.empty_rows} of {gate.rows} rows opened no block at all: no score was positive, and the layer's "
-            "output was its bias."
-        )
-    if gate.open_counts.any() and gate.value_mean is None:
-        yield "some gate values are not finite: look for NaN or inf in its input and its parameters."
-    if density < STARVED * target:
-        yield (
-            f"opens {density:.1%} of its blocks, target {target:.1%}: too few scores are positive, or softmax heads "
-            "choose the same blocks."
-        )
-    if gate.rows * target < JUDGED_OPENINGS:
-        needed = math.ceil(JUDGED_OPENINGS / target)
-        yield f"{gate.rows} rows are too few to look for collapse and dead blocks; record at least {needed}."
-        return
-    dead = int((gate.open_counts == 0).sum())
-    if dead:
-        yield (
-            f"{dead} of {gate.grid.num_blocks} blocks never opened in {gate.rows} rows (dead blocks): they get no "
-            "gradient. `blockgate.gates.revive_blocks` after every backward pass brings them back."
-        )
-    overlap = gate.overlap().inputs
-    if overlap is not None and density < 1 and (overlap - density) / (1 - density) > FROZEN_AGREEMENT:
-        yield (
-            f"frozen: two inputs have {overlap:.1%} of their open blocks in common, at a density of {density:.1%}, and "
-            f"{gate.shares(0.95).input_dependent:.1%} of the blocks depend on the input. Such a gate is hardly more "
-            "than a static mask; gate='margin' and a lower learning rate for gates keep it choosing."
-        )

@@ -11,9 +11,11 @@ from torch import Tensor
 from blockgate.errors import invalid
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from blockgate.grid import BlockGrid
 
-__all__ = ["GateStatistics", "Overlap", "Shares"]
+__all__ = ["GateStatistics", "Overlap", "Shares", "select_gates"]
 
 # Rows are worked off in chunks of at most this many (row, block) cells.
 CHUNK_CELLS = 2**22
@@ -87,6 +89,21 @@ class GateStatistics:
                 gates = values.new_zeros(values[part].shape[0], self.grid.num_blocks)
                 gates.scatter_add_(1, indices[part], values[part])
                 self._add_gates(gates, None if labels is None else labels[part])
+
+    def merge(self, other: GateStatistics) -> None:
+        """Counts in all that was counted elsewhere, of the same gate."""
+        self.rows += other.rows
+        self.empty_rows += other.empty_rows
+        self.open_counts += other.open_counts
+        self.value_sum += other.value_sum
+        self.value_square_sum += other.value_square_sum
+        if self.pair_counts is not None and other.pair_counts is not None:
+            self.pair_counts += other.pair_counts
+        self.trace = torch.cat([self.trace, other.trace])
+        self._target_sum += other._target_sum
+        for label, rows in other.class_rows.items():
+            self.class_rows[label] = self.class_rows.get(label, 0) + rows
+            self.class_open_counts[label] = self.class_open_counts.get(label, 0) + other.class_open_counts[label]
 
     def _add_gates(self, gates: Tensor, labels: Tensor | None) -> None:
         """Counts gates (N, r * c) in."""
@@ -164,12 +181,15 @@ class GateStatistics:
         upper = matrix[torch.ones_like(matrix, dtype=torch.bool).triu(1)]
         return Overlap(_pair_overlap(self.open_counts, self.rows), _mean(within), _mean(upper.tolist()))
 
-    def class_overlap(self) -> Tensor:
+    def class_overlap(self, labels: list[int] | None = None) -> Tensor:
         """For each pair of labels, in the order of `labels`, the share of open blocks that their rows have in common.
 
         A class is compared with itself by pairs of different rows. NaN where nothing can be compared.
+
+        Args:
+            labels: those to compare; all that were seen if None.
         """
-        labels = self.labels
+        labels = self.labels if labels is None else labels
         matrix = torch.full((len(labels), len(labels)), math.nan, dtype=torch.float64)
         for i, one in enumerate(labels):
             same = _pair_overlap(self.class_open_counts[one], self.class_rows[one])
@@ -207,6 +227,16 @@ class GateStatistics:
         mean = self.value_sum.sum().item() / count
         variance = self.value_square_sum.sum().item() / count - mean**2
         return (mean, math.sqrt(max(0.0, variance))) if math.isfinite(variance) else (None, None)
+
+
+def select_gates(gates: dict[str, GateStatistics], names: Sequence[str] | None) -> dict[str, GateStatistics]:
+    """The gates of these names, or all."""
+    if names is None:
+        return gates
+    unknown = [name for name in names if name not in gates]
+    if unknown:
+        raise invalid("gates", expected=f"names among {list(gates)}", got=unknown, remedy="Pass a list of names.")
+    return {name: gates[name] for name in names}
 
 
 def _pair_overlap(open_counts: Tensor, rows: int) -> float | None:

@@ -29,7 +29,7 @@ TOTALS = (
     "bytes_now",
     "example_macs_dense",
     "example_macs_now",
-    "estimated_time_saved",
+    "macs_saved",
 )
 
 
@@ -85,7 +85,7 @@ class ModelSummary:
 
     @property
     def macs_now(self) -> float:
-        """Multiply-adds of one row through every layer, open blocks and gates alone."""
+        """Multiply-adds of one row through every layer, open blocks and gates only."""
         return sum(x.macs_now for x in self.layers)
 
     @property
@@ -95,7 +95,7 @@ class ModelSummary:
 
     @property
     def bytes_now(self) -> float:
-        """Weights that one row reads in every layer, open blocks and gates alone, as they are stored."""
+        """Weights that one row reads in every layer, open blocks and gates only, as they are stored."""
         return sum(x.bytes_now for x in self.layers)
 
     @property
@@ -105,12 +105,12 @@ class ModelSummary:
 
     @property
     def example_macs_now(self) -> float | None:
-        """Multiply-adds of the whole example input, open blocks and gates alone; None without one."""
+        """Multiply-adds of the whole example input, open blocks and gates only; None without one."""
         return sum(x.macs_now * x.rows for x in self.layers if x.rows is not None) if self._has_example else None
 
     @property
-    def estimated_time_saved(self) -> float:
-        """The share of multiply-adds saved, of the example input or else of one row. An estimate, not a measurement."""
+    def macs_saved(self) -> float:
+        """The share of multiply-adds saved, of the example input or else of one row. Time saved is less."""
         dense, now = self.example_macs_dense, self.example_macs_now
         if not dense or now is None:
             dense, now = self.macs_dense, self.macs_now
@@ -155,8 +155,8 @@ class ModelSummary:
             yield f"The example input: {short(self.example_macs_dense)} MACs dense, {short(self.example_macs_now)} now."
         yield f"One row reads {short(self.bytes_now)}B of weights; dense and in float32 {short(self.bytes_dense)}B."
         yield (
-            f"Estimated time saved: {to_percent(self.estimated_time_saved)}, the share of MACs saved. It holds as far "
-            "as time goes with MACs; measure it."
+            f"MACs saved: {to_percent(self.macs_saved)}. An upper bound of the time saved, which is less, and may be "
+            "none in small layers: blockgate.advise measures it."
         )
         if self.uncounted:
             yield f"MACs not counted, parameters under 'other': {', '.join(self.uncounted)}."

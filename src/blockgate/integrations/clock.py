@@ -37,6 +37,7 @@ class TrainerRamp:
     def follow(self, *, steps: int, epochs: int) -> None:
         """Sets the sparsity of the model to that after so many steps or epochs."""
         assert self._ramp is not None, "start() comes first"
+        self._ramp.check_optimizer()
         self._ramp.move_to(steps if self.every == "step" else epochs)
 
     @property

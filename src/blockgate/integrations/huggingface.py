@@ -10,13 +10,16 @@ from blockgate.integrations.clock import TrainerRamp
 
 try:
     from transformers import TrainerCallback
+
+    # Registers what loads gated models.
+    from blockgate.integrations import quantizer
 except ImportError as error:
     raise BlockgateError(
         "integrations.huggingface: expected the package transformers, got none. "
         "Install it with pip install transformers."
     ) from error
 
-__all__ = ["SparsityCallback"]
+__all__ = ["SparsityCallback", "quantizer"]
 
 
 class SparsityCallback(TrainerCallback):  # type: ignore[misc]

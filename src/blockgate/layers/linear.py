@@ -39,7 +39,8 @@ class DynamicSparseLinear(RunnableLinear):
         key_size: how many input features the gate reads. Unset: min(128, in_features); None: all of them.
         key_offset: the first feature the gate reads; 0.
         gate_hidden: width of a hidden ReLU layer in the gate; None for none, as in the paper.
-        gate: "margin" (if unset), "topk", "eq1" (the paper's: topk with mean and global), "softmax_sum" or "sigmoid".
+        gate: "margin" (if unset), "topk", "eq1" (the paper's: topk with mean and global), "norm" (no parameters),
+            "softmax_sum" or "sigmoid".
         normalise: of topk, what the gates are scaled to: "rms" 1 (if unset), "mean" 1, or "none".
         select: of margin and topk, "per_row" opens as many in every row of blocks, "global" chooses among all. If
             unset, per row where a row has at least 4 blocks.

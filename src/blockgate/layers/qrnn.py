@@ -13,6 +13,7 @@ from blockgate.grid import check_size
 from blockgate.layers.dropout import check_share
 from blockgate.layers.linear import DynamicSparseLinear
 from blockgate.ops.forget_pool import forget_pool
+from blockgate.runtime.exporting import NO_FORM, refuse_onnx_export
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,6 +76,7 @@ class _QuasiRecurrent(nn.Module):
             state: what an earlier call returned; None to start from zeros.
         """
         self._check_input(x, state)
+        refuse_onnx_export("a Quasi-RNN", NO_FORM)
         unbatched = x.dim() == 2
         if unbatched:
             x = x.unsqueeze(1)
@@ -107,7 +109,8 @@ class _QuasiRecurrent(nn.Module):
         if self.zoneout:
             forget = 1 - (1 - forget) * self._zoneout_mask(forget)
         initial = candidate.new_zeros(candidate.shape[1:]) if carried is None else carried[0]
-        states = forget_pool(candidate, forget, initial)
+        backend = getattr(self.filters[layer], "backend", "auto")
+        states = forget_pool(candidate, forget, initial, backend=backend)
         output = states if self.pooling == "f" else torch.sigmoid(parts[2]) * states
         return output, (states[-1], x[-1] if self.windows[layer] == 2 else None)
 
@@ -154,7 +157,7 @@ class QRNN(_QuasiRecurrent):
         dropout: between layers, in training.
         window: 1 (x_t) or 2 (x_t and x_{t-1}), for all layers or one per layer.
         output_size: features of the last layer; hidden_size if None.
-        pooling: "fo" (forget and output gate) or "f" (forget gate alone).
+        pooling: "fo" (forget and output gate) or "f" (forget gate only).
         zoneout: share of states that a step of training leaves as they are.
         device: of the parameters.
         dtype: of the parameters.

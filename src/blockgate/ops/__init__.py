@@ -9,12 +9,13 @@ adds nothing, and receives no gradient. NaN or inf anywhere in a row of input ma
     y = (G expanded to blocks * W) h + bias     gated_linear
 
 Every op has a folder: `op.py` registers it with torch (schema, shapes, gradient), and `reference.py` computes it in
-plain PyTorch, slow and obvious. The reference judges every kernel, and serves where there is none. Forward references
-are differentiable as they stand, so their gradients judge the written-out backward functions.
+plain PyTorch, slow and obvious; `triton.py`, where there is one, launches the GPU kernels. The reference judges every
+kernel, and serves where there is none. Forward references are differentiable as they stand, so their gradients judge
+the written-out backward functions.
 """
 
 from blockgate.ops import native as native  # loads the compiled kernels
-from blockgate.ops.backend import BACKENDS, check_backend, check_device, describe_auto
+from blockgate.ops.backend import BACKENDS, check_backend, check_device, describe_auto, describe_gpu
 from blockgate.ops.gate_scores import gate_scores
 from blockgate.ops.gated_linear import gated_linear
 from blockgate.ops.topk_gates import NORMALISE, topk_gates
@@ -25,6 +26,7 @@ __all__ = [
     "check_backend",
     "check_device",
     "describe_auto",
+    "describe_gpu",
     "gate_scores",
     "gated_linear",
     "topk_gates",

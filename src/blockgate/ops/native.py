@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import sys
+from functools import cache
+from pathlib import Path
 
 import torch
 
 from blockgate.errors import BackendError
 
-__all__ = ["isa", "unavailable_reason"]
+__all__ = ["build_digest", "isa", "unavailable_reason"]
 
 _MODULE = "blockgate._C"
 
@@ -32,8 +36,15 @@ def unavailable_reason() -> str | None:
     return _reason
 
 
+@cache
+def build_digest() -> str:
+    """A short digest of the file with the kernels, which tells one build from another; "" without kernels."""
+    file = getattr(sys.modules.get(_MODULE), "__file__", None)
+    return "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
+
+
 def isa() -> str | None:
-    """The instruction set in use: "avx512", "avx2" or "baseline"; None without native kernels."""
+    """The instruction set in use: "avx512vnni", "avx512", "avx2" or "baseline"; None without native kernels."""
     if _reason is not None:
         return None
     try:

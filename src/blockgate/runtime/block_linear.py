@@ -10,13 +10,25 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from blockgate.errors import BlockgateError, invalid
+from blockgate.ops.gpu import runs_kernels
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from blockgate.gates import Gate
     from blockgate.grid import BlockGrid
     from blockgate.spec import GateSpec
 
-__all__ = ["BlockLinear", "GatedLinear", "autocast_dtype", "check_like", "check_rows"]
+__all__ = [
+    "BlockLinear",
+    "GatedLinear",
+    "autocast_dtype",
+    "check_like",
+    "check_packed_input",
+    "check_rows",
+    "moving_only",
+    "takes_halves",
+]
 
 
 class BlockLinear:
@@ -33,6 +45,11 @@ class BlockLinear:
     def out_features(self) -> int:
         """Size of the last dimension of the output."""
         return self.grid.out_features
+
+    @property
+    def backend(self) -> str:
+        """Which code computes: see `GateSpec.backend`."""
+        return "auto"
 
 
 class GatedLinear(BlockLinear):
@@ -85,7 +102,7 @@ def check_rows(x: Tensor, in_features: int) -> None:
     if not torch.compiler.is_compiling() and forward_ad.unpack_dual(x).tangent is not None:
         raise BlockgateError(
             "input: expected a tensor without a tangent, got one of forward-mode differentiation (torch.func.jvp, "
-            "jacfwd or dual_level). Gated layers have reverse-mode gradients alone."
+            "jacfwd or dual_level). Gated layers have reverse-mode gradients only."
         )
 
 
@@ -105,6 +122,38 @@ def check_like(x: Tensor, weight: Tensor) -> None:
             got=x.dtype,
             remedy="Convert the input or the layer with .to(dtype), or use torch.autocast.",
         )
+
+
+def check_packed_input(x: Tensor, in_features: int, stored: Tensor) -> None:
+    """Raises a clear error unless a packed layer, whose weights lie where `stored` does, can compute with x."""
+    check_rows(x, in_features)
+    if x.device != stored.device:
+        raise invalid(
+            "input",
+            expected=f"a tensor on {stored.device}, as the layer's blocks",
+            got=str(x.device),
+            remedy="Move the input or the layer with .to(device).",
+        )
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise BlockgateError(
+            "packed layer: expected an input without gradient, got one that requires it. Packed models are for "
+            "inference: train the model it was packed from, or use torch.no_grad()."
+        )
+
+
+def moving_only(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """`fn` where it moves a tensor, but not where it casts: kernels read the types that packing chose."""
+
+    def move(t: Tensor) -> Tensor:
+        moved = fn(t)
+        return moved if moved.dtype == t.dtype else t.to(moved.device)
+
+    return move
+
+
+def takes_halves(dtype: torch.dtype, backend: str, device_type: str) -> bool:
+    """Whether a product multiplies this type as it is: half precision, on the tensor cores of a GPU."""
+    return dtype in {torch.float16, torch.bfloat16} and runs_kernels(backend, device_type)
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:

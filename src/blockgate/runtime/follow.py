@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from blockgate.runtime.plan import INFERENCE_WEIGHTS, Refusal
@@ -23,22 +25,50 @@ Value = TypeVar("Value")
 _steps: dict[int, int] = {}
 _watching = False
 
+# Torch's fused steps, which some call without an optimizer: alone among operations in place they raise no version
+# counter. The key of the dispatcher where others do so is free for them.
+_FUSED = ("_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_")
+_library = torch.library.Library("aten", "IMPL")
+
 
 def _watch_optimizers(copied: Sequence[Tensor]) -> None:
     global _watching
     for tensor in copied:
         _steps.setdefault(tensor.data_ptr(), 0)
     if not _watching:
-        register_optimizer_step_post_hook(_count_step)
         _watching = True
+        register_optimizer_step_post_hook(_count_step)
+        for packet in (getattr(torch.ops.aten, name) for name in _FUSED):
+            for name in packet.overloads():
+                fused = getattr(packet, name)
+                _library.impl(fused, _counting(fused), "ADInplaceOrView", with_keyset=True)
+
+
+def _counting(fused: Any) -> Any:
+    """A fused step that counts the memory it changes."""
+    rest = torch._C._after_ADInplaceOrView_keyset
+
+    def run(keys: Any, parameters: Sequence[Tensor], *others: Any, **named: Any) -> Any:
+        result = fused.redispatch(keys & rest, parameters, *others, **named)
+        for parameter in parameters:
+            # Others, such as those that are only traced, have no memory.
+            if type(parameter) in {torch.Tensor, nn.Parameter}:
+                _count(parameter)
+        return result
+
+    return run
 
 
 def _count_step(optimizer: Optimizer, *_: Any) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            address = parameter.data_ptr()
-            if address in _steps:
-                _steps[address] += 1
+            _count(parameter)
+
+
+def _count(parameter: Tensor) -> None:
+    address = parameter.data_ptr()
+    if address in _steps:
+        _steps[address] += 1
 
 
 class Followed(Generic[Value]):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from blockgate.ops import check_device, gated_linear
+from blockgate.ops.gpu import runs_kernels
 from blockgate.runtime.block_linear import GatedLinear, autocast_dtype, check_like, check_rows
+from blockgate.runtime.exporting import EXPORTABLE, refuse_onnx_export
 from blockgate.runtime.follow import Followed, versions_refusal
 from blockgate.runtime.plan import (
     FUSED,
@@ -16,6 +18,7 @@ from blockgate.runtime.plan import (
     Plan,
     Refusal,
     gate_refusal,
+    gpu_refusal,
     input_refusal,
     memory_refusal,
     observing_refusal,
@@ -52,24 +55,35 @@ class RunnableLinear(nn.Module, GatedLinear):
         if type(fused) is PreparedLinear and fused.fits(x):
             return fused(x)
         self._check_input(x)
+        refuse_onnx_export("a gated layer", EXPORTABLE)
         rows = x.reshape(-1, self.in_features)
         autocast = autocast_dtype(x.device.type)
         if autocast is not None:
-            # Gate and product stay in the parameters' precision; only the result takes autocast's type.
+            # The gate stays in the parameters' precision, so that it opens the same blocks.
             rows = rows.to(self.weight.dtype)
         weight = self._matrix()
         if self.gate.training:
             self.gate.observe(rows)
         gates, indices = self.gate.decide(rows, weight)
+        if autocast is not None and runs_kernels(self.backend, x.device.type):
+            # So does the product, where there are no tensor cores to gain.
+            rows, weight = rows.to(autocast), weight.to(autocast)
         y = gated_linear(rows, weight, self.bias, gates, indices, self.grid.block, backend=self.backend)
         if autocast is not None:
             y = y.to(autocast)
         return y.view(*x.shape[:-1], self.out_features)
 
+    def gates(self, x: Tensor) -> Tensor:
+        """The gates that x (..., in_features) gets: (..., out_blocks, in_blocks), 0 where closed."""
+        self.gate.see(self._matrix())
+        return super().gates(x)
+
     def plan(self, x: Tensor) -> Plan:
         """Which path `forward` takes for x now, and why."""
         fused = self._fused(x)
-        return slower_path(fused, x, self.backend) if isinstance(fused, Refusal) else Plan(FUSED)
+        if isinstance(fused, Refusal):
+            return slower_path(fused, x, self.backend, [gpu_refusal(self.weight.dtype, self.gate)])
+        return Plan(FUSED, figures=fused.figures(x))
 
     def repack(self) -> None:
         """Forgets the packed copy of the weights that inference without gradients makes on first use.
@@ -116,6 +130,11 @@ class RunnableLinear(nn.Module, GatedLinear):
         self.repack()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        # Native code holds the biases: where loading swaps tensors, nobody else may.
+        self.repack()
+        super()._load_from_state_dict(*args)
 
     def _check_input(self, x: Tensor) -> None:
         check_rows(x, self.in_features)

@@ -9,17 +9,27 @@ import torch
 from torch import Tensor, nn
 
 from blockgate.changes import CountsChanges
-from blockgate.errors import BlockgateError, invalid
+from blockgate.errors import invalid
 from blockgate.formats import Format, PackedWeight, get_format
 from blockgate.grid import BlockGrid
-from blockgate.ops.packed_linear import dense_packed_linear, packed_linear, unpack_blocks
-from blockgate.runtime.block_linear import BlockLinear, GatedLinear, autocast_dtype, check_rows
+from blockgate.ops.packed_linear import dense_packed_linear, unpack_blocks
+from blockgate.ops.registry import variant
+from blockgate.runtime.block_linear import (
+    BlockLinear,
+    GatedLinear,
+    autocast_dtype,
+    check_packed_input,
+    moving_only,
+    takes_halves,
+)
+from blockgate.runtime.exporting import PACKED, refuse_onnx_export
 from blockgate.runtime.plan import (
     FUSED,
     GRADIENTS,
     Plan,
     Refusal,
     gate_refusal,
+    gpu_refusal,
     input_refusal,
     memory_refusal,
     slower_path,
@@ -29,8 +39,6 @@ from blockgate.runtime.plan import (
 from blockgate.runtime.prepared import PreparedLinear, pack_weight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from typing_extensions import Self
 
     from blockgate.gates import Gate
@@ -43,15 +51,15 @@ __all__ = [
     "PackedLinear",
 ]
 
-# Of the packed layout in checkpoints; a reader refuses any other.
-FORMAT_VERSION = 1
+# Of the packed layout in checkpoints. Version 1 had one input to a line in every format, and is still read.
+FORMAT_VERSION = 2
 
 # How a plain nn.Linear is cut: int8 gets a scale for every 128 inputs.
 DENSE_BLOCK = 128
 
 
 class PackedBlocks(CountsChanges):
-    """The packed blocks of one weight, as buffers; loads an unpacked weight too, and packs it anew.
+    """The packed blocks of one weight, as buffers; loads an unpacked weight too, and packs it again.
 
     Args:
         weight: (m, n), any floating type.
@@ -90,17 +98,18 @@ class PackedBlocks(CountsChanges):
         return f"{self.format.name}, blocks={self.grid.out_blocks}x{self.grid.in_blocks}"
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        return super()._apply(_moving_only(fn), recurse)
+        return super()._apply(moving_only(fn), recurse)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         version = state_dict.get(prefix + "version")
         blocks = state_dict.get(prefix + "blocks")
-        if version is not None and not version.is_meta and int(version) != FORMAT_VERSION:
+        known = FORMAT_VERSION if version is None or version.is_meta else int(version)
+        if known not in {1, FORMAT_VERSION}:
             raise invalid(
                 f"{prefix}version",
-                expected=f"packed format {FORMAT_VERSION}",
-                got=int(version),
-                remedy="Pack the model anew with this version of blockgate.",
+                expected=f"packed format {FORMAT_VERSION} or 1",
+                got=known,
+                remedy="Pack the model again with this version of blockgate.",
             )
         if blocks is not None and blocks.dtype != self.dtype:
             raise invalid(
@@ -109,17 +118,11 @@ class PackedBlocks(CountsChanges):
                 got=blocks.dtype,
                 remedy="Pack the model to the format of the checkpoint before loading.",
             )
+        if blocks is not None and known == 1:
+            if blocks.dim() == 4:
+                state_dict[prefix + "blocks"] = self.format.of_version_1(blocks)
+            state_dict[prefix + "version"] = torch.tensor(FORMAT_VERSION)
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-def _moving_only(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """`fn` where it moves a tensor, but not where it casts: kernels read the types that packing chose."""
-
-    def move(t: Tensor) -> Tensor:
-        moved = fn(t)
-        return moved if moved.dtype == t.dtype else t.to(moved.device)
-
-    return move
 
 
 def _pack_checked(weight: Tensor, grid: BlockGrid, stored_as: Format) -> PackedWeight:
@@ -165,18 +168,27 @@ class PackedLinear(CountsChanges, BlockLinear):
         self.repack()
 
     def forward(self, x: Tensor) -> Tensor:
-        """y (..., out_features) for x (..., in_features), in the type of x; computed in float32."""
+        """y (..., out_features) for x (..., in_features), in the type of x; computed in float32, or half on a GPU."""
         fused = self._fused(x)
         if type(fused) is PreparedLinear and fused.fits(x):
             return fused(x)
         self._check_input(x)
-        y = self._product(x.reshape(-1, self.in_features).float())
-        return y.to(autocast_dtype(x.device.type) or x.dtype).view(*x.shape[:-1], self.out_features)
+        refuse_onnx_export("a packed layer", PACKED)
+        dtype, rows = autocast_dtype(x.device.type) or x.dtype, x.reshape(-1, self.in_features)
+        halves = takes_halves(dtype, self.backend, x.device.type) and self.gpu_refusal() is None
+        y = self._product(rows.float(), rows.to(dtype) if halves else rows.float()).to(dtype)
+        return y.view(*x.shape[:-1], self.out_features)
 
     def plan(self, x: Tensor) -> Plan:
         """Which path `forward` takes for x now, and why."""
         fused = self._fused(x)
-        return slower_path(fused, x, "auto") if isinstance(fused, Refusal) else Plan(FUSED)
+        if isinstance(fused, Refusal):
+            return slower_path(fused, x, self.backend, [self.gpu_refusal()])
+        return Plan(FUSED, figures=fused.figures(x))
+
+    def gpu_refusal(self) -> Refusal | None:
+        """What stands against GPU kernels for this layer."""
+        return gpu_refusal(torch.float32, cast("Gate | None", self._modules.get("gate")), self.packed.format.name)
 
     def repack(self) -> None:
         """Forgets what is prepared for native calls; needed after editing the values of gate weights by hand."""
@@ -203,48 +215,38 @@ class PackedLinear(CountsChanges, BlockLinear):
         return refusal or self.prepared()
 
     def _prepare(self) -> PreparedLinear | Refusal:
-        refusal = weights_refusal(self, ("bias",)) or memory_refusal((self.bias,))
-        if refusal is None and not self.packed.blocks.is_cpu:
-            refusal = memory_refusal((self.packed.blocks,))
-        if refusal is not None:
-            return refusal
-        gate = cast("TopKGate | None", self._modules.get("gate"))
-        packed = PackedWeight(self.packed.blocks, self.packed.scale)
-        return PreparedLinear(packed, self.bias, self.grid, self.packed.format, gate)
+        return self.prepared_with(cast("TopKGate | None", self._modules.get("gate")))
+
+    def prepared_with(self, gate: Gate | None) -> PreparedLinear | Refusal:
+        """The blocks prepared for native calls with a gate, or with all of them open; or why they can't be now."""
+        blocks, scale, known = self.packed.blocks, self.packed.scale, cast("TopKGate | None", gate)
+        refusal = weights_refusal(self, ("bias",)) or memory_refusal((self.bias, None if blocks.is_cpu else blocks))
+        return refusal or PreparedLinear(PackedWeight(blocks, scale), self.bias, self.grid, self.packed.format, known)
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles prepare their own.
         return {**self.__dict__, "_prepared": (None, ())}
 
-    def _product(self, rows: Tensor) -> Tensor:
-        """y (N, out_features) for rows (N, in_features) of float32, by the op."""
-        packed = self.packed
-        y: Tensor = dense_packed_linear(rows, packed.blocks, packed.scale, self.bias, packed.sizes, packed.format.name)
+    def _product(self, rows: Tensor, factors: Tensor) -> Tensor:  # noqa: ARG002
+        """y (N, out_features) by the op. A gate reads rows (N, in_features), the product the same ones as `factors`."""
+        p = self.packed
+        y: Tensor = dense_packed_linear(factors, p.blocks, p.scale, self.bias, p.sizes, p.format.name)
         return y
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        return super()._apply(_moving_only(fn), recurse)
+        self.repack()
+        return super()._apply(moving_only(fn), recurse)
 
     def extra_repr(self) -> str:
         """The sizes, for print(model)."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
     def _check_input(self, x: Tensor) -> None:
-        check_rows(x, self.in_features)
-        if x.device != self.packed.blocks.device:
-            raise invalid(
-                "input",
-                expected=f"a tensor on {self.packed.blocks.device}, as the layer's blocks",
-                got=str(x.device),
-                remedy="Move the input or the layer with .to(device).",
-            )
-        if torch.is_grad_enabled() and x.requires_grad:
-            raise BlockgateError(
-                "packed layer: expected an input without gradient, got one that requires it. Packed models are for "
-                "inference: train the model it was packed from, or use torch.no_grad()."
-            )
+        check_packed_input(x, self.in_features, self.packed.blocks)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # Native code holds bias and blocks: where loading swaps tensors, nobody else may.
+        self.repack()
         # A checkpoint of the unpacked layer has `weight`: pack it, and go on as if it had been saved packed.
         weight = state_dict.pop(prefix + "weight", None)
         weight = weight.t() if weight is not None and self._transposed else weight
@@ -259,7 +261,7 @@ class PackedLinear(CountsChanges, BlockLinear):
 
 
 class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
-    """DynamicSparseLinear on packed blocks: the gate stays float32, the weight is kept packed alone.
+    """DynamicSparseLinear on packed blocks: the gate stays float32, the weight is kept only in packed form.
 
     Args:
         weight: as for `PackedLinear`, and the next two.
@@ -280,6 +282,8 @@ class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
     ) -> None:
         super().__init__(weight, bias, dtype, gate.grid, transposed=transposed)
         self.gate: Gate = copy.deepcopy(gate).float().requires_grad_(False).eval()
+        _see_packed(self)
+        self.register_load_state_dict_post_hook(_see_packed)  # type: ignore[no-untyped-call]
 
     def gates(self, x: Tensor) -> Tensor:
         """The gates that x (..., in_features) gets: (..., out_blocks, in_blocks), 0 where closed."""
@@ -301,10 +305,15 @@ class PackedDynamicSparseLinear(PackedLinear, GatedLinear):
     def _prepare(self) -> PreparedLinear | Refusal:
         return gate_refusal(self.gate) or memory_refusal(self.gate.parameters()) or super()._prepare()
 
-    def _product(self, rows: Tensor) -> Tensor:
+    def _product(self, rows: Tensor, factors: Tensor) -> Tensor:
         gates, indices = self.gate(rows)
-        packed = self.packed
-        y: Tensor = packed_linear(
-            rows, packed.blocks, packed.scale, self.bias, gates, indices, packed.sizes, packed.format.name
-        )
+        p, product = self.packed, variant("packed_linear", self.backend)
+        y: Tensor = product(factors, p.blocks, p.scale, self.bias, gates, indices, p.sizes, p.format.name)
         return y
+
+
+def _see_packed(layer: nn.Module, *_: object) -> None:
+    """Tells the gate of the weight as it is packed; most kinds don't look at it."""
+    gate, packed = cast("Gate", layer.gate), cast("PackedBlocks", layer.packed)
+    if not gate.num_scores:
+        gate.see(packed.weight())

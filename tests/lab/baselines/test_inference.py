@@ -21,7 +21,7 @@ from blockgate.lab.baselines import (
 from blockgate.lab.baselines.inference import SparseLinear, SparseLSTM
 from blockgate.layers import QRNN, weight_drop_
 from blockgate.runtime.packed import PackedDynamicSparseLinear
-from blockgate.runtime.packed_lstm import PackedLSTM
+from blockgate.runtime.packed_recurrent import PackedLSTM
 from tests.helpers import TOLERANCE, assert_close, raises_blockgate
 
 DENSE = {

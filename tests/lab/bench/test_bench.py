@@ -12,15 +12,16 @@ import pytest
 import torch
 
 from blockgate.cli import main
-from blockgate.cli.bench import parse_shape
-from blockgate.lab.bench import checks, linear, targets, timing, training
+from blockgate.cli.sizes import parse_shape
+from blockgate.inspect import timing
+from blockgate.lab.bench import checks, linear, report, targets, training
 from tests.helpers import raises_blockgate
 
 SMALL = linear.LinearCase(out_features=64, in_features=48, batch=3, block=16, key=16)
 
 
 def test_timing_summary_by_hand():
-    summary = timing.Timing.of([float(n) for n in range(1, 101)])
+    summary = timing.Timing.of([[float(n) for n in range(1, 51)], [float(n) for n in range(51, 101)]])
     assert (summary.median, summary.p10, summary.p90, summary.p99, summary.calls) == (50.5, 11.0, 91.0, 100.0, 100)
 
 
@@ -43,6 +44,9 @@ def test_a_case_has_all_arms_with_their_densities(cold, monkeypatch):
     by_name = {arm.name: arm for arm in result.arms}
     assert by_name["blockgate fp32 50%"].density == 0.5
     assert by_name["blockgate fp32 0%"].density == 1.0
+    packed = [by_name[f"blockgate {kind}, dense"] for kind in ("fp32", "bf16", "int8")]
+    assert [arm.weight_bytes for arm in packed] == [64 * 48 * size for size in (4, 2, 1)]
+    assert all(arm.density == 1.0 and not arm.rival for arm in packed)
     assert result.speedup(by_name["torch fp32"]) == 1.0
     assert json.loads(json.dumps(result.to_dict()))["case"]["block"] == 16
 
@@ -58,6 +62,16 @@ def test_gates_that_open_other_blocks_than_asked_are_never_timed():
     assert checks.require_density(layer.gates(torch.randn(3, 48)), layer.gate, "this") == 0.5
     with raises_blockgate("expected this to open 0.5000 of its blocks before timing it, got 0.0000"):
         checks.require_density(torch.zeros(3, 4, 3), layer.gate, "this")
+
+
+def test_training_of_margins_with_thin_blocks_is_measured_without_memory():
+    case = linear.LinearCase(
+        out_features=64, in_features=48, batch=3, block=(32, 8), key=16, gate="margin", cpu_time=True
+    )
+    result = training.run_training(case, seconds=0.001, memory=False)
+    assert "64x48, batch 3, block 32x8, key 16, gate margin, " in result.to_dict()["case"]["title"]
+    assert result.memory == {}
+    assert set(result.timings) == {linear.DENSE, *(training.arm_name(s) for s in case.sparsities)}
 
 
 def test_training_measures_time_and_memory():
@@ -78,6 +92,19 @@ def test_every_target_has_a_floor_for_each_sparsity():
     assert not result.met
 
 
+def test_a_target_has_the_dense_layer_packed_alike(monkeypatch):
+    monkeypatch.setattr(timing, "cache_bytes", lambda: 1 << 16)
+    monkeypatch.setattr(timing, "_eviction", [])
+    target = targets.Target(
+        work="toy", out_features=64, in_features=48, block=16, key=16, dtype=torch.int8, floors=(1, 1, 1)
+    )
+    result = targets.run_target(target, seconds=0.001)
+    assert len(result.speedups) == len(result.cold_speedups) == 3
+    assert result.to_dict()["packed_dense_speedup"] == result.packed_dense > 0
+    row = report.targets_markdown([result]).splitlines()[-1]
+    assert f"| toy | {result.dense_seconds * 1e3:.3f} | {result.packed_dense:.2f}x |" in row
+
+
 def test_the_command_writes_its_report_and_prints_json(tmp_path, capsys):
     flags = ["--shapes", "64x48", "--batches", "1", "--block", "16", "--key", "16", "--seconds", "0.001"]
     assert main(["bench", "linear", *flags, "--no-static", "--output", str(tmp_path / "r"), "--json"]) == 0
@@ -96,7 +123,14 @@ def test_bad_flags_are_one_clear_line(capsys):
     assert main(["bench", "targets", "--only", "no such line"]) == 2
     for flags in (["--threads", "0"], ["--threads", "100000000"], ["--seconds", "nan"], ["--sparsities", "1.0"]):
         assert main(["bench", *flags]) == 2
-    for flags in (["--batches", "0"], ["--batches"], ["--shapes", "9999999x9999999"], ["--block", "0"]):
+    for flags in (
+        ["--batches", "0"],
+        ["--batches"],
+        ["--shapes", "9999999x9999999"],
+        ["--block", "0"],
+        ["--block", "16by4"],
+        ["--cpu-time", "--training"],
+    ):
         assert main(["bench", "linear", *flags]) == 2
     assert "Traceback" not in capsys.readouterr().err
     assert parse_shape("6144x1536") == (6144, 1536)

@@ -71,7 +71,6 @@ def test_arms_run_once_and_end_in_a_table(script, folders, tmp_path, capsys):
 
 
 def test_revived_blocks(script, folders, tmp_path, capsys):
-    pytest.importorskip("blockgate.gates.revive")
     script.main([*SMALL, *folders, "--output", str(tmp_path / "results"), "--kinds", "topk", "--revive", "0.3"])
     assert "| topk-16x16-50-revive-0.3 | 1 | 50.0% |" in capsys.readouterr().out
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from blockgate.cli import main
+from blockgate.errors import BlockgateError
 from blockgate.lab.data import SOURCES, data_dir, fetch, load_corpus, load_images, locate
 from blockgate.lab.data.sources import DataFile, Source
 from tests.helpers import raises_blockgate
@@ -78,8 +80,36 @@ def test_a_failed_download_is_one_error_and_leaves_nothing(mirror, tmp_path, pat
 
 @pytest.mark.usefixtures("source")
 def test_an_unreachable_mirror_is_one_error(tmp_path):
-    with raises_blockgate("download of http://127.0.0.1:9/tiny.train.txt"):
+    address = "http://127.0.0.1:9/tiny.train.txt"
+    message = f"Download failed: no network ({address}). Retry, name another address"
+    with pytest.raises(BlockgateError, match=re.escape(message)) as caught:
         fetch("tiny", tmp_path, mirror="http://127.0.0.1:9")
+    assert "Pool" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("source")
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("ProxyError", "the proxy can't be reached"),
+        ("SSLError", "no secure connection"),
+        ("ConnectTimeout", "no answer in time"),
+        ("ReadTimeout", "no answer in time"),
+        ("ConnectionError", "no network"),
+    ],
+)
+def test_no_kind_of_failed_connection_shows_its_pool(tmp_path, monkeypatch, kind, reason):
+    pooch, requests = pytest.importorskip("pooch"), pytest.importorskip("requests")
+
+    def fail(*_args, **_options):
+        raise getattr(requests.exceptions, kind)("HTTPSConnectionPool(host='unreachable.invalid', port=443)")
+
+    monkeypatch.setattr(pooch, "retrieve", fail)
+    message = f"Download failed: {reason} (http://unreachable.invalid/tiny.train.txt)"
+    with pytest.raises(BlockgateError, match=re.escape(message)) as caught:
+        fetch("tiny", tmp_path)
+    assert "Pool" not in str(caught.value)
+    assert "BLOCKGATE_DATA" in str(caught.value)
 
 
 @pytest.mark.usefixtures("source")

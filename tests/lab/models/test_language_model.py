@@ -136,7 +136,15 @@ def test_full_softmax_has_a_bias_and_takes_any_weight():
     assert_close(softmax(x), torch.log_softmax(x @ weight.t() + softmax.decoder.bias, -1))
 
 
-@pytest.mark.parametrize("cutoffs", [(0,), (20, 10), (WORDS,), (10, 10)])
+@pytest.mark.parametrize(
+    ("cutoffs", "kept"), [((10, WORDS, 1000), [10, WORDS]), ((WORDS,), None), ((1000, 4000), None)]
+)
+def test_a_small_vocabulary_has_fewer_groups(cutoffs, kept):
+    softmax = LanguageModel(replace(SMALL, cutoffs=cutoffs), WORDS).softmax
+    assert getattr(softmax, "bounds", None) == kept
+
+
+@pytest.mark.parametrize("cutoffs", [(0,), (20, 10), (10, 10)])
 def test_bad_cutoffs_are_refused(cutoffs):
     with raises_blockgate("cutoffs"):
         LanguageModel(replace(SMALL, cutoffs=cutoffs), WORDS)

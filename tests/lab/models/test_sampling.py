@@ -85,3 +85,26 @@ def test_image_scores_are_those_of_the_layers():
     first, hidden, last = (m for m in network.modules() if isinstance(m, torch.nn.Linear))
     images = torch.randn(5, 2, 2)
     assert_close(network(images), last(hidden(first(images.flatten(1)).relu()).relu()))
+
+
+@pytest.mark.parametrize("cutoffs", [(), (4, 9)])
+def test_the_likeliest_words_are_those_of_the_log_probabilities(cutoffs):
+    torch.manual_seed(0)
+    config = LanguageModelConfig(embedding_size=8, hidden_size=8, cutoffs=cutoffs)
+    made = LanguageModel(config, 20).eval()
+    words = torch.randint(20, (5, 3))
+    with torch.no_grad():
+        log_probabilities, carried = made(words)
+        expected, numbers = log_probabilities[-1].topk(4)
+        scores, found, state = made.likeliest(words, k=4)
+    assert torch.equal(found, numbers)
+    assert_close(scores - scores[:, :1], expected - expected[:, :1])
+    torch.testing.assert_close(state, carried)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_k": 5}, {"top_k": 100, "temperature": 0.5}])
+def test_screened_models_write_the_same_text(model, options):
+    screened = bg.pack(model, screened="softmax.decoder")
+    assert screened.softmax.decoder.weight is screened.embedding.weight
+    texts = [list(sample(m, VOCABULARY, words=30, **options)) for m in (model, bg.pack(model), screened)]
+    assert texts[0] == texts[1] == texts[2]

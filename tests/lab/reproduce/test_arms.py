@@ -129,7 +129,7 @@ def test_arms_share_recipe_head_and_number_of_updates(scale):
         "margin": gated | {"optimizer.revive"},
         "agp": {"pruning.sparsity", "pruning.begin", "pruning.end", "pruning.every"},
         "block-agp": {f"pruning.{name}" for name in ("sparsity", "begin", "end", "every", "block_size")},
-        "static": shape | {"model.matrices", "model.gate.sparsity"},
+        "static": gated,
         "small": {"model.hidden_size"} | ({"model.embedding_size"} if scale == "paper" else set()),
     }
     ramp = {"ramp.begin", "ramp.end", "ramp.every"} if base.ramp.end else set()

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from blockgate.cli import main
 from blockgate.errors import BlockgateError
-from blockgate.lab.reproduce import Arm, Order, arms_of, reproduce, run_of, worker
+from blockgate.lab.reproduce import Arm, Order, arms_of, reproduce, run_of
+from blockgate.lab.reproduce.clusters import LocalCluster, SlurmOptions, make_cluster
+from blockgate.lab.reproduce.jobs import Job, check_done
 from blockgate.lab.reproduce.results import RESULT, load_result
-from blockgate.lab.reproduce.supervisor import Job, check_done
+from blockgate.lab.reproduce.sweep import run_jobs
 from blockgate.lab.reproduce.tiny import tiny_run
-from blockgate.lab.reproduce.worker import FAILED
+from blockgate.lab.reproduce.worker import FAILED, Arms
 from blockgate.lab.training import shipped_configs
 from blockgate.lab.training.config import run_to_plain
 from tests.helpers import raises_blockgate
@@ -182,15 +187,13 @@ def job(tmp_path):
     return Job(arm.name, run)
 
 
-def worker_runs(job, tmp_path):
-    plan = tmp_path / "plan.json"
-    plan.write_text(json.dumps([{"arm": job.arm, "run": run_to_plain(job.run)}]))
-    assert worker.main(plan) == 0
+def worker_runs(job):
+    Arms(((job.arm, run_to_plain(job.run)),))()
 
 
 def test_a_failed_arm_says_why_and_is_tried_again(job, tmp_path):
     (job.run.output / "last.pt").mkdir(parents=True)  # no checkpoint can be written there
-    worker_runs(job, tmp_path)
+    worker_runs(job)
     assert job.has_failed
     assert "Traceback" in (job.run.output / "log.txt").read_text()
     with pytest.raises(
@@ -198,10 +201,10 @@ def test_a_failed_arm_says_why_and_is_tried_again(job, tmp_path):
     ):
         check_done([job], tmp_path)
     (job.run.output / "last.pt").rmdir()
-    worker_runs(job, tmp_path)
+    worker_runs(job)
     assert not job.is_done  # it is left alone until somebody asks for it again
     (job.run.output / FAILED).unlink()
-    worker_runs(job, tmp_path)
+    worker_runs(job)
     check_done([job], tmp_path)
     assert load_result(job.run.output, job.run)["arm"] == "ptb-lstm-dense"
     # The result of another recipe is not taken for this one's.
@@ -213,10 +216,57 @@ def test_workers_leave_arms_alone_that_others_are_at(job, tmp_path):
     job.run.output.mkdir(parents=True)
     with (job.run.output / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        worker_runs(job, tmp_path)
+        worker_runs(job)
     assert [file.name for file in job.run.output.iterdir()] == [".lock"]
-    with raises_blockgate("got none of ptb-lstm-dense, seed 1. Another process may be at work"):
+    with raises_blockgate("got none of ptb-lstm-dense, seed 1. Their processes ended early: see"):
         check_done([job], tmp_path)
+
+
+def test_a_call_waits_for_arms_that_another_call_is_at(job, tmp_path):
+    cluster = LocalCluster(tmp_path / ".jobs", at_once=1, threads=1)
+    job.run.output.mkdir(parents=True)
+    held = (job.run.output / ".lock").open("w")
+    fcntl.flock(held, fcntl.LOCK_EX)
+
+    def end():
+        (job.run.output / RESULT).write_text(json.dumps({"epochs": [], "test": {}}))
+        held.close()
+
+    timer = threading.Timer(1.0, end)
+    timer.start()
+    run_jobs([job], cluster, tmp_path)
+    assert not cluster._processes
+    assert not (job.run.output / "run.json").exists()
+
+
+@pytest.mark.slow
+def test_an_arm_that_must_make_room_is_queued_again_and_ends_the_same(job, tmp_path):
+    longer = replace(job.run, epochs=6, checkpoint_seconds=1e9)
+    arms = {name: Job(job.arm, replace(longer, output=tmp_path / name)) for name in ("undisturbed", "moved")}
+    worker_runs(arms["undisturbed"])
+    moved = arms["moved"]
+    cluster = LocalCluster(tmp_path / ".jobs", at_once=1, threads=1)
+    cluster.start([moved])
+    [controller] = [process._process.pid for process in cluster._processes]
+    while moved.epochs_done() < 2:
+        time.sleep(0.01)
+    [task] = Path(f"/proc/{controller}/task/{controller}/children").read_text().split()
+    os.kill(int(task), signal.SIGUSR2)
+    run_jobs([moved], cluster, tmp_path)
+    said = "".join(file.read_text() for file in (tmp_path / ".jobs").glob("*.out"))
+    assert "Requeued job" in said
+    found, expected = (load_result(arm.run.output, arm.run) for arm in (moved, arms["undisturbed"]))
+    assert without_times(found) == without_times(expected)
+
+
+def test_a_cluster_that_is_not_there_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with raises_blockgate("--cluster slurm: expected Slurm's commands on this machine, got 'no sbatch, srun"):
+        make_cluster("slurm", tmp_path, 1, 1, SlurmOptions())
+    with raises_blockgate("--slurm.gpus: expected --scale paper with it, got '--scale laptop'"):
+        reproduce(Order(experiment="table2", cluster="slurm", slurm=SlurmOptions(gpus=1), output=tmp_path))
+    with raises_blockgate("--slurm: expected --cluster slurm with it"):
+        make_cluster("local", tmp_path, 1, 1, SlurmOptions(gpus=1))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import signal
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,8 @@ import blockgate as bg
 from blockgate.gates import Gate
 from blockgate.lab.training import Hook, LanguageModelRun, evaluate, load_trained, shipped_configs, train
 from blockgate.lab.training.checkpoint import load_checkpoint, save_checkpoint
-from blockgate.lab.training.config import ImageRun, OptimizerConfig, RampConfig, ScheduleConfig, load_run, run_to_plain
+from blockgate.lab.training.config import ImageRun, OptimizerConfig, RampConfig, ScheduleConfig, run_to_plain
+from blockgate.lab.training.config_files import load_run
 from blockgate.lab.training.gate_health import gate_facts
 from blockgate.lab.training.tasks import make_task
 from tests.corpora import tiny_image_run, tiny_text_run, write_images, write_texts
@@ -152,23 +152,6 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_good_checkpoint(te
     assert all(t.isfinite().all() for t in load_trained(run.output / "last.pt").model.state_dict().values())
 
 
-def test_ctrl_c_saves_a_checkpoint_first(texts, tmp_path):
-    class Interrupt(Hook):
-        def __init__(self):
-            self.updates = 0
-
-        def after_update(self):
-            self.updates += 1
-            if self.updates == 10:
-                signal.raise_signal(signal.SIGINT)
-
-    run = tiny_text_run(texts, tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt):
-        train(run, hooks=[lambda *_: Interrupt()], quiet=True)
-    assert load_checkpoint(run.output / "last.pt")["training"]["updates"] == 10
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
 def test_what_cannot_work_is_refused_at_once(texts, tmp_path):
     run = tiny_text_run(texts, tmp_path / "run")
     for options, message in (
@@ -194,8 +177,8 @@ def test_a_finished_run_is_not_overwritten(texts, tmp_path):
     with raises_blockgate("a new folder"):
         train(run, quiet=True)
     assert train(replace(run, resume=True), quiet=True) == results
-    with raises_blockgate("epochs: 1 -> 2; optimizer.lr: 5.0 -> 3.0"):
-        train(replace(run, resume=True, epochs=2, optimizer=replace(run.optimizer, lr=3.0)), quiet=True)
+    with raises_blockgate("batch_size: 4 -> 8; optimizer.lr: 5.0 -> 3.0"):
+        train(replace(run, resume=True, batch_size=8, optimizer=replace(run.optimizer, lr=3.0)), quiet=True)
     with raises_blockgate("other hooks"):
         train(replace(run, resume=True), hooks=[lambda *_: Hook()], quiet=True)
 

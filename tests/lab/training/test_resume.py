@@ -17,6 +17,7 @@ from blockgate.lab.training import Hook, train
 from blockgate.lab.training.checkpoint import load_checkpoint
 from blockgate.lab.training.config import OptimizerConfig, RampConfig, ScheduleConfig, run_to_plain
 from tests.corpora import tiny_image_run, tiny_text_run, write_images, write_texts
+from tests.helpers import raises_blockgate
 
 
 def everything(folder):
@@ -100,6 +101,36 @@ def test_a_run_that_crashes_again_and_again_ends_the_same(name, tmp_path):
     expected = crash_and_resume(tiny_text_run(texts, tmp_path, **RUNS[name]), tmp_path, (3, 1, 12, 7))
     if name == "asgd":
         assert expected[1]["training"]["hooks"][0]["count"] > 1
+
+
+def test_more_epochs_continue_a_finished_run(tmp_path):
+    texts = write_texts(tmp_path / "texts", train=700, other=120)
+    run = tiny_text_run(texts, tmp_path, ramp=RAMP, schedule=ScheduleConfig(kind="plateau"))
+    train(replace(run, output=tmp_path / "longer"), quiet=True)
+    train(replace(run, output=tmp_path / "longer", epochs=4, resume=True), quiet=True)
+    train(replace(run, output=tmp_path / "whole", epochs=4), quiet=True)
+    found, expected = everything(tmp_path / "longer"), everything(tmp_path / "whole")
+    for best in (found[2], expected[2]):  # it may be of the first part
+        del best["run"]["epochs"]
+    assert_identical(found, expected)
+    with raises_blockgate("epochs: 4 -> 3"):
+        train(replace(run, output=tmp_path / "longer", epochs=3, resume=True), quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"schedule": ScheduleConfig(kind="cosine")}, "epochs: 1 -> 3, but the cosine schedule ended with epoch 1"),
+        ({"ramp": RAMP}, "counted as the best although sparsity still rises until epoch 1.5"),
+    ],
+)
+def test_more_epochs_are_refused_where_they_would_change_the_first_ones(tmp_path, options, reason):
+    texts = write_texts(tmp_path / "texts", train=300, other=100)
+    run = tiny_text_run(texts, tmp_path / "run", epochs=1, **options)
+    train(run, quiet=True)
+    with raises_blockgate(reason) as caught:
+        train(replace(run, epochs=3, resume=True), quiet=True)
+    assert "--start" in str(caught.value)
 
 
 def test_images_resume_in_the_middle_of_an_epoch(tmp_path):

@@ -29,7 +29,7 @@ void visit_block_rows(Format format, const Grid& grid, const Visit& visit) {
     for (int64_t o = 0; o < outputs_of_row(grid, row); ++o)
       visit(BlockRow{(row * grid.block_out + o) * grid.in + col * grid.block_in,
                      block * block_bytes(format, grid) + o / PANEL * panel_bytes(format, grid) +
-                         o % PANEL * element_bytes(format),
+                         o % PANEL * (takes_steps(format) ? bytes_of_pair(format) : element_bytes(format)),
                      groups > 0 ? block * groups * padded + o : 0,
                      {inputs_of_col(grid, col), padded}});
   });

@@ -5,6 +5,10 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
+#include <iterator>
+#include <tuple>
+
 namespace blockgate {
 namespace {
 
@@ -68,6 +72,35 @@ Tensor run_prepared_linear(const Tensor& x, int64_t handle, int64_t open_blocks)
   return y;
 }
 
+Choice& choice_of(const PreparedLayer& layer, const std::string& use, int64_t tokens) {
+  STD_TORCH_CHECK(tokens > 0, "tokens: expected at least 1, got ", tokens);
+  if (use == "layer") return layer.choices->layer[tokens];
+  if (use == "steps") return layer.choices->steps[tokens];
+  STD_TORCH_CHECK(use == "stack", "use: expected layer, steps or stack, got ", use);
+  return layer.choices->stack[tokens];
+}
+
+// What the calls of a prepared layer with so many tokens have taught: for each way its threads, its number in Regime and its
+// seconds for a token, 0 if that isn't known (ways, 3); then the present way, and how many calls, looks and falls (4).
+std::tuple<Tensor, Tensor> prepared_choice(int64_t handle, const std::string& use, int64_t tokens) {
+  const std::shared_ptr<const PreparedLayer> layer = find_prepared(handle);
+  const Choice::State state = choice_of(*layer, use, tokens).state();
+  const Tensor ways = empty_tensor({int64_t(state.ways.count), int64_t(3)}, ScalarType::Double);
+  double* row = data_of<double>(ways);
+  for (int w = 0; w < state.ways.count; ++w, row += 3) {
+    row[0] = double(state.ways.of[w].threads);
+    row[1] = double(state.ways.of[w].kind);
+    row[2] = state.seconds[w];
+  }
+  const Tensor counts = empty_tensor({int64_t(4)}, ScalarType::Long);
+  const int64_t values[] = {state.present, state.calls, state.looks, state.falls};
+  std::copy(std::begin(values), std::end(values), data_of<int64_t>(counts));
+  return {ways, counts};
+}
+
+// -1: none is held.
+void hold_way(int64_t way) { Choice::hold(int(way)); }
+
 void release_prepared_linear(int64_t handle) { remove_prepared(handle); }
 
 }  // namespace
@@ -80,5 +113,7 @@ STABLE_TORCH_LIBRARY_IMPL(blockgate, CPU, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(blockgate, CompositeExplicitAutograd, m) {
+  m.impl("prepared_choice", TORCH_BOX(&blockgate::prepared_choice));
+  m.impl("hold_way", TORCH_BOX(&blockgate::hold_way));
   m.impl("release_prepared_linear", TORCH_BOX(&blockgate::release_prepared_linear));
 }

@@ -51,16 +51,16 @@ Tensor topk_gates_backward(const Tensor& grad_gates, const Tensor& scores, const
     std::atomic<int64_t> bad{-1};
     run_tasks(parts, parts, [&](int64_t part) {
       const Buffer<int64_t> runners(spec.groups);
+      const Buffer<T> scratch(top_k_scratch(spec));
       for (int64_t t = rows.count * part / parts; t < rows.count * (part + 1) / parts; ++t) {
         for (int64_t i = t * kept; i < (t + 1) * kept; ++i)
           if (uint64_t(index.data[i]) >= uint64_t(rows.width)) {
             bad.store(i, std::memory_order_relaxed);
             return;
           }
-        std::memset(out + t * rows.width, 0, rows.width * sizeof(T));
         kernel.top_k_backward(spec, grad.data + t * kept, rows.data + t * rows.stride,
                               gate.data + t * kept, index.data + t * kept, out + t * rows.width,
-                              runners.get());
+                              runners.get(), scratch.get());
       }
     });
     STD_TORCH_CHECK(bad < 0, "indices: expected block indices in [0, ", rows.width, "), got ",

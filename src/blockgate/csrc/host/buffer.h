@@ -1,7 +1,7 @@
 // Scratch memory, uninitialised and aligned to a cache line.
 //
-// Each thread keeps a few freed buffers, up to a fixed total, for the next call: fresh pages cost
-// more to fault in than much of what is computed in them.
+// Some freed buffers are kept for the next call, since fresh pages cost more to fault in than much of what
+// is computed in them: small ones by each thread, up to 1 MB, large ones by the process, up to 64 MB.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,23 @@
 
 namespace blockgate {
 
-void* take_memory(size_t bytes, size_t* capacity);
+// Throws std::bad_alloc where there is none, or nobody can have so much.
+void* take_memory(int64_t count, size_t size, size_t* capacity);
 void give_memory(void* memory, size_t capacity) noexcept;
+
+// Makes the `which`-th request from now on fail, as if memory were short, once; 0: none. For tests, which
+// let every request fail in its turn. Returns how many requests came since the last call.
+int64_t fail_request(int64_t which);
+
+// Bytes of large buffers that are kept now. For tests.
+size_t kept_memory();
 
 template <class T>
 class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(int64_t count)
-      : data_(static_cast<T*>(take_memory(size_t(count) * sizeof(T), &capacity_))) {}
+      : data_(static_cast<T*>(take_memory(count, sizeof(T), &capacity_))) {}
   Buffer(Buffer&& other) noexcept : capacity_(other.capacity_), data_(other.data_) {
     other.data_ = nullptr;
   }

@@ -12,7 +12,7 @@ namespace {
 const KernelTable& choose() {
   const KernelTable* const best_first[] = {
 #if defined(__x86_64__)
-      &avx512_kernels, &avx2_kernels,
+      &avx512vnni_kernels, &avx512_kernels, &avx2_kernels,
 #endif
       &baseline_kernels};
   const char* wanted = std::getenv("BLOCKGATE_ISA");

@@ -11,7 +11,8 @@
 namespace blockgate {
 
 // One output's weights in one block: `length` floats side by side, stored as elements of the format
-// PANEL apart, with a scale for each group of inputs, `scale_stride` apart.
+// PANEL apart (integers: as pairs PANEL apart), with a scale for each group of inputs, `scale_stride`
+// apart.
 struct RowSize {
   int64_t length, scale_stride;
 };

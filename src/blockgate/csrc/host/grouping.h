@@ -32,10 +32,49 @@ int64_t visit_open(const T* gates, const int64_t* indices, int64_t slots, int64_
   return -1;
 }
 
+// Whether every token has a gate for every block, in order, and none is closed.
+template <class T>
+bool all_open(const T* gates, const int64_t* indices, int64_t tokens, int64_t slots,
+              int64_t num_blocks) {
+  if (slots != num_blocks) return false;
+  std::atomic<bool> open{true};
+  const int64_t parts = threads_for(tokens * slots * 2);
+  run_tasks(parts, parts, [&](int64_t part) {
+    for (int64_t t = tokens * part / parts; t < tokens * (part + 1) / parts; ++t) {
+      bool every = true;
+      for (int64_t s = 0; s < slots; ++s)
+        every &= (indices[t * slots + s] == s) & (gates[t * slots + s] != T(0));
+      if (!every) return open.store(false, std::memory_order_relaxed);
+    }
+  });
+  return open.load();
+}
+
+// The groups then: nothing to sort.
+template <class T>
+GroupedGates<T> group_all(const T* gates, int64_t tokens, int64_t num_blocks) {
+  GroupedGates<T> groups;
+  groups.starts = Buffer<int64_t>(num_blocks + 1);
+  groups.entries = Buffer<Entry<T>>(tokens * num_blocks);
+  for (int64_t block = 0; block <= num_blocks; ++block) groups.starts[block] = block * tokens;
+  // A few tokens at a time, so that gates are read in order and entries written in runs.
+  constexpr int64_t RUN = 8;
+  run_tasks(ceil_div(tokens, RUN), threads_for(tokens * num_blocks * 8), [&](int64_t run) {
+    const int64_t first = run * RUN, last = smaller(first + RUN, tokens);
+    for (int64_t block = 0; block < num_blocks; ++block) {
+      Entry<T>* const entries = groups.entries.get() + block * tokens;
+      for (int64_t t = first; t < last; ++t)
+        entries[t] = {int32_t(t), int32_t(block), gates[t * num_blocks + block]};
+    }
+  });
+  return groups;
+}
+
 // Sorts the open entries of gates, indices (tokens, slots); indices may come in any order.
 template <class T>
 GroupedGates<T> group_by_block(const T* gates, const int64_t* indices, int64_t tokens,
                                int64_t slots, int64_t num_blocks) {
+  if (all_open(gates, indices, tokens, slots, num_blocks)) return group_all(gates, tokens, num_blocks);
   const int64_t parts = smaller(threads_for(tokens * slots * 16), larger(1, tokens));
   const auto part_begin = [&](int64_t part) { return tokens * part / parts; };
   // counts[part][block] becomes the place of the next entry of that part in that block.

@@ -36,7 +36,7 @@ std::vector<OpenBlock> open_blocks_of(const Grid& grid, const float* gates, cons
 
 QuantisedCopy quantise_rows(const Grid& grid, Format format, const float* x, int64_t x_stride,
                             int64_t tokens) {
-  QuantisedCopy rows = quantised_room(grid, tokens);
+  QuantisedCopy rows = quantised_room(grid, tokens, in_bytes(grid, format, tokens));
   // A few tokens at a time, so that both sides move along whole runs of memory.
   constexpr int64_t RUN = 8;
   run_tasks(ceil_div(tokens, RUN), threads_for(tokens * grid.in * 4), [&](int64_t run) {
@@ -62,8 +62,7 @@ void run_batch(const PackedWeight& weight, const Grid& grid, const float* x, int
   run_forward<float>(args, tokens, open);
 }
 
-}  // namespace
-
+// The only token, or one after the other; `open` ascending by block.
 void run_stream(const StreamArgs& given, const OpenBlock* open, int64_t count) {
   const Grid& grid = given.grid;
   const KernelTable& table = kernels();
@@ -95,37 +94,49 @@ void run_stream(const StreamArgs& given, const OpenBlock* open, int64_t count) {
   });
 }
 
+}  // namespace
+
 void run_packed_dense(const PackedWeight& weight, const Grid& grid, const float* x,
-                      int64_t x_stride, int64_t tokens, const float* bias, float* y) {
-  if (tokens == 0) return;
-  if (tokens == 1) {
-    std::vector<OpenBlock> open;
-    open.reserve(grid.rows * grid.cols);
-    for (int64_t row = 0; row < grid.rows; ++row)
-      for (int64_t col = 0; col < grid.cols; ++col) open.push_back({int32_t(row), int32_t(col), 1});
-    run_stream({.grid = grid, .x = x, .packed = weight.view(), .bias = bias, .y = y, .then = nullptr}, open.data(),
-               int64_t(open.size()));
-    return;
-  }
-  run_batch(weight, grid, x, x_stride, tokens, bias, y, {nullptr, nullptr},
-            tokens * grid.rows * grid.cols);
+                      int64_t x_stride, int64_t tokens, const float* bias, float* y,
+                      Regime regime) {
+  if (tokens > 1 && regime == Regime::grouped)
+    return run_batch(weight, grid, x, x_stride, tokens, bias, y, {nullptr, nullptr},
+                     tokens * grid.rows * grid.cols);
+  std::vector<OpenBlock> open;
+  open.reserve(grid.rows * grid.cols);
+  for (int64_t row = 0; row < grid.rows; ++row)
+    for (int64_t col = 0; col < grid.cols; ++col) open.push_back({int32_t(row), int32_t(col), 1});
+  for (int64_t t = 0; t < tokens; ++t)
+    run_stream({.grid = grid,
+                .x = x + t * x_stride,
+                .packed = weight.view(),
+                .bias = bias,
+                .y = y + t * grid.out,
+                .then = nullptr},
+               open.data(), int64_t(open.size()));
 }
 
 void run_packed(const PackedWeight& weight, const Grid& grid, const float* x, int64_t x_stride,
                 int64_t tokens, const float* bias, const float* gates, const int64_t* indices,
-                int64_t slots, float* y) {
-  if (tokens == 0) return;
-  if (tokens == 1) {
-    const std::vector<OpenBlock> open = open_blocks_of(grid, gates, indices, slots);
-    run_stream({.grid = grid, .x = x, .packed = weight.view(), .bias = bias, .y = y, .then = nullptr}, open.data(),
-               int64_t(open.size()));
-    spoil_bad_rows(x, x_stride, tokens, grid.in, y, grid.out);
-    return;
+                int64_t slots, float* y, Regime regime) {
+  if (tokens > 1 && regime == Regime::grouped) {
+    const GroupedGates<float> groups =
+        group_by_block<float>(gates, indices, tokens, slots, grid.rows * grid.cols);
+    run_batch(weight, grid, x, x_stride, tokens, bias, y, groups.view(),
+              groups.starts[grid.rows * grid.cols]);
+  } else {
+    for (int64_t t = 0; t < tokens; ++t) {
+      const std::vector<OpenBlock> open =
+          open_blocks_of(grid, gates + t * slots, indices + t * slots, slots);
+      run_stream({.grid = grid,
+                  .x = x + t * x_stride,
+                  .packed = weight.view(),
+                  .bias = bias,
+                  .y = y + t * grid.out,
+                  .then = nullptr},
+                 open.data(), int64_t(open.size()));
+    }
   }
-  const GroupedGates<float> groups =
-      group_by_block<float>(gates, indices, tokens, slots, grid.rows * grid.cols);
-  run_batch(weight, grid, x, x_stride, tokens, bias, y, groups.view(),
-            groups.starts[grid.rows * grid.cols]);
   spoil_bad_rows(x, x_stride, tokens, grid.in, y, grid.out);
 }
 

@@ -31,8 +31,9 @@ struct PackedShape {
 };
 
 inline PackedShape packed_shape(Format format, const Grid& grid) {
+  const int64_t line = PANEL * (takes_steps(format) ? bytes_of_pair(format) : 1);
   return {{grid.rows * grid.cols, packed_panels(grid),
-           panel_bytes(format, grid) / (PANEL * element_bytes(format)), PANEL},
+           panel_bytes(format, grid) / (line * element_bytes(format)), line},
           scale_groups(format, grid),
           packed_panels(grid) * PANEL};
 }
@@ -80,14 +81,16 @@ inline void use_huge_pages([[maybe_unused]] const Tensor& blocks) {
 #endif
 }
 
-// The only token of a batch; `open` ascending by block.
-void run_stream(const StreamArgs& args, const OpenBlock* open, int64_t count);
+// How a batch is run: its tokens share each block while it is at hand, or one comes after the other.
+// A single token always streams. Both give the same bits.
+enum class Regime { grouped, streamed };
 
 // Both run any number of tokens, the first with every block open and gate 1.
 void run_packed_dense(const PackedWeight& weight, const Grid& grid, const float* x,
-                      int64_t x_stride, int64_t tokens, const float* bias, float* y);
+                      int64_t x_stride, int64_t tokens, const float* bias, float* y,
+                      Regime regime = Regime::grouped);
 void run_packed(const PackedWeight& weight, const Grid& grid, const float* x, int64_t x_stride,
                 int64_t tokens, const float* bias, const float* gates, const int64_t* indices,
-                int64_t slots, float* y);
+                int64_t slots, float* y, Regime regime = Regime::grouped);
 
 }  // namespace blockgate

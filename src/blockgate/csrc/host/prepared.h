@@ -1,8 +1,10 @@
 // Packed layers that were prepared for many calls: checked once, then named by a number.
 #pragma once
 
+#include "host/choice.h"
 #include "host/packed.h"
 
+#include <bit>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,17 +25,46 @@ struct PreparedGate {
   Normalise normalise;
 };
 
+// How calls of one kind run, by how many tokens they have: 1, 2 and 3, 4 to 7, and so on.
+class ChoicesByTokens {
+ public:
+  Choice& operator[](int64_t tokens) {
+    return choices_[std::min<size_t>(std::bit_width(uint64_t(tokens)), choices_.size()) - 1];
+  }
+
+ private:
+  std::array<Choice, 12> choices_;
+};
+
+struct Choices {
+  // The layer by itself; as the recurrent product of an LSTM or GRU layer, over many steps; as the first of
+  // a whole stack, in a single step.
+  ChoicesByTokens layer, steps, stack;
+};
+
 // Everything of a layer but its input and the number of open blocks. Without a gate all are open.
 struct PreparedLayer {
   Grid grid;
   PackedWeight weight;
   KeptBias bias;
   std::optional<PreparedGate> gate;
+  std::unique_ptr<Choices> choices = std::make_unique<Choices>();
 };
 
 // Rows of x, `stride` apart, to y (tokens, out); open_blocks counts only where there is a gate.
 void run_layer(const PreparedLayer& layer, const float* x, int64_t stride, int64_t tokens,
                int64_t open_blocks, float* y);
+
+// The gates of some tokens: for each `slots` values, 0 where closed, and their blocks.
+struct OpenGates {
+  int64_t slots;
+  Buffer<float> values{};
+  Buffer<int64_t> indices{};
+};
+
+// What the gate of a layer, which has one, decides for rows of x.
+OpenGates gates_of(const PreparedLayer& layer, const float* x, int64_t stride, int64_t tokens,
+                   int64_t open_blocks);
 
 int64_t add_prepared(PreparedLayer layer);
 std::shared_ptr<const PreparedLayer> find_prepared(int64_t handle);

@@ -7,6 +7,8 @@
 #include "host/team.h"
 
 #include <algorithm>
+#include <atomic>
+#include <new>
 #include <optional>
 
 namespace blockgate {
@@ -38,44 +40,86 @@ struct GatedStep {
   int64_t* indices;
   int32_t* row_starts;  // (tokens, rows + 1)
   uint8_t* bad;         // (tokens): whether a row of x isn't finite
+  // (tokens): parts of the selection that are done; 0 between two steps.
+  std::atomic<int32_t>* selected;
   const QuantisedCopy* quantised = nullptr;  // where the format takes steps
 };
 
+using Counters = Buffer<std::atomic<int32_t>>;
+inline Counters counters(int64_t count) {
+  Counters made(count);
+  for (int64_t i = 0; i < count; ++i) new (&made[i]) std::atomic<int32_t>(0);
+  return made;
+}
+
 // How the phases of a step are cut. None of the cuts changes a bit of the result.
 struct StepCut {
+  // Panels of a score layer that tasks don't divide: chains enough to fill the pipeline.
+  static constexpr int64_t SCORE_PANELS = 4;
+
   int64_t threads;
 
   // Panels of a score layer, several to a task.
   int64_t score_parts(const Grid& grid) const {
-    return smaller(packed_panels(grid), larger(1, 2 * threads / grid.rows));
+    return smaller(ceil_div(packed_panels(grid), SCORE_PANELS), larger(1, 8 * threads / grid.rows));
   }
   template <class T>
   int64_t score_tasks(const ScoreLayer<T>& layer) const {
     return layer.grid.rows * score_parts(layer.grid);
   }
-  // Parts of a row of blocks. A part keeps at least four panels, or tiles would become thin.
-  int64_t panel_parts(const Grid& grid, int64_t rows) const {
-    return larger(1, smaller(packed_panels(grid) / 4, ceil_div(8 * threads, rows)));
+  // Parts of the selection for one token.
+  int64_t select_parts(const TopK& spec, int64_t tokens) const {
+    return threads == 1 || tokens >= threads ? 1 : smaller(spec.groups, 2 * threads);
+  }
+  // Parts of a row of blocks. A part keeps at least four panels, or tiles would become thin; and of
+  // each block a run of memory that is worth its beginning, unless that left threads without work.
+  int64_t panel_parts(const Grid& grid, Format format, int64_t rows) const {
+    constexpr int64_t RUN_BYTES = 4096;
+    const int64_t runs = packed_panels(grid) * panel_bytes(format, grid) / RUN_BYTES;
+    const int64_t wanted =
+        smaller(ceil_div(8 * threads, rows), larger(runs, ceil_div(2 * threads, rows)));
+    return larger(1, smaller(packed_panels(grid) / 4, wanted));
   }
 };
+
+template <class T>
+void score_panels(const ScoreLayer<T>& layer, const T* x, int64_t stride, const ForwardTask& task,
+                  T* y, T* scratch) {
+  const PackedView packed{layer.weight, nullptr, Format::float32};
+  if constexpr (sizeof(T) == sizeof(float)) {
+    if (task.token_end == 1) {
+      const OpenBlock whole{int32_t(task.row_begin), 0, 1};
+      return kernels().stream({.grid = layer.grid,
+                               .x = x,
+                               .packed = packed,
+                               .bias = layer.bias,
+                               .y = y,
+                               .then = nullptr},
+                              task.row_begin, task.panel_begin, task.panel_end, &whole, 1);
+    }
+  }
+  typed_kernels<T>().forward({.grid = layer.grid,
+                              .x = {x, layer.grid.in, stride},
+                              .row_major = nullptr,
+                              .packed = packed,
+                              .bias = layer.bias,
+                              .y = y,
+                              .groups = {nullptr, nullptr}},
+                             task, scratch);
+}
 
 template <class T>
 void score_task(const StepCut& cut, const ScoreLayer<T>& layer, const T* x, int64_t stride,
                 int64_t tokens, bool relu, T* y, int64_t task, T* scratch) {
   const Grid& grid = layer.grid;
-  const int64_t parts = cut.score_parts(grid), panels = packed_panels(grid);
-  const int64_t row = task / parts, part = task % parts;
-  const int64_t begin = panels * part / parts, end = panels * (part + 1) / parts;
+  const int64_t parts = cut.score_parts(grid), row = task / parts, part = task % parts;
+  const int64_t units = ceil_div(packed_panels(grid), StepCut::SCORE_PANELS);
+  const int64_t begin = units * part / parts * StepCut::SCORE_PANELS;
+  const int64_t end = smaller(units * (part + 1) / parts * StepCut::SCORE_PANELS,
+                              ceil_div(outputs_of_row(grid, row), PANEL));
   const int64_t width = smaller(end * PANEL, outputs_of_row(grid, row)) - begin * PANEL;
   if (width <= 0) return;
-  typed_kernels<T>().forward({.grid = grid,
-                              .x = {x, grid.in, stride},
-                              .row_major = nullptr,
-                              .packed = {layer.weight, nullptr, Format::float32},
-                              .bias = layer.bias,
-                              .y = y,
-                              .groups = {nullptr, nullptr}},
-                             {row, row + 1, begin, end, 0, tokens}, scratch);
+  score_panels(layer, x, stride, {row, row + 1, begin, end, 0, tokens}, y, scratch);
   if (!relu) return;
   for (int64_t t = 0; t < tokens; ++t) {
     T* values = y + t * grid.out + row * grid.block_out + begin * PANEL;
@@ -83,19 +127,27 @@ void score_task(const StepCut& cut, const ScoreLayer<T>& layer, const T* x, int6
   }
 }
 
-// Selection for one token, and what its product needs to know.
+// One part of the selection for one token. Whoever does the last one goes on to what the token's
+// product needs to know.
 template <class T>
-void select_task(const GatedStep<T>& step, int64_t token, T* scratch) {
+void select_task(const GatedStep<T>& step, int64_t token, int64_t part, int64_t parts, T* scratch) {
   const StepProduct<T>& product = step.product;
   const Grid& grid = product.grid;
   // With every block open nothing hides what is wrong with x.
-  step.bad[token] = step.gate && !all_finite(product.x + token * product.x_stride, grid.in);
-  if (!step.gate) return;
+  if (!step.gate) {
+    step.bad[token] = 0;
+    return;
+  }
+  const TopK& spec = step.gate->spec;
   const int64_t kept = step.gate->kept();
   T* gates = step.gates + token * kept;
   int64_t* indices = step.indices + token * kept;
-  typed_kernels<T>().top_k(step.gate->spec, step.scores + token * step.gate->spec.scores, gates,
-                           indices, scratch);
+  typed_kernels<T>().select(spec, spec.groups * part / parts, spec.groups * (part + 1) / parts,
+                            step.scores + token * spec.scores, gates, indices, scratch);
+  if (step.selected[token].fetch_add(1, std::memory_order_acq_rel) + 1 < parts) return;
+  step.selected[token].store(0, std::memory_order_relaxed);
+  step.bad[token] = !all_finite(product.x + token * product.x_stride, grid.in);
+  typed_kernels<T>().normalise(spec, gates);
   int32_t* starts = step.row_starts + token * (grid.rows + 1);
   int64_t slot = 0;
   for (int64_t row = 0; row < grid.rows; ++row) {
@@ -120,7 +172,7 @@ int64_t gate_scratch(const StepGate<T>& gate, int64_t tokens) {
     return typed_kernels<T>().forward_scratch(l.grid, 1, tokens);
   };
   return std::max({layer(gate.scores), gate.hidden ? layer(*gate.hidden) : 0,
-                   2 * (gate.spec.scores / gate.spec.groups + 16)});
+                   top_k_scratch(gate.spec)});
 }
 
 // Scratch of one member of a team for any task of these steps.
@@ -176,12 +228,17 @@ void run_gates(TeamMember& member, const StepCut& cut, const GatedStep<T>* steps
                      s.scores, i, scratch);
         },
         0, nothing);
-  phase([](const GatedStep<T>& s) { return (s.quantised ? 2 : 1) * s.product.tokens; },
-        [&](const GatedStep<T>& s, int64_t i) {
-          if (i < s.product.tokens) select_task(s, i, scratch);
-          else quantise_task(s, i - s.product.tokens);
-        },
-        other_tasks, others);
+  const auto parts_of = [&](const GatedStep<T>& s) {
+    return s.gate ? cut.select_parts(s.gate->spec, s.product.tokens) : 1;
+  };
+  phase(
+      [&](const GatedStep<T>& s) { return (parts_of(s) + (s.quantised ? 1 : 0)) * s.product.tokens; },
+      [&](const GatedStep<T>& s, int64_t i) {
+        const int64_t parts = parts_of(s), selections = parts * s.product.tokens;
+        if (i < selections) select_task(s, i / parts, i % parts, parts, scratch);
+        else quantise_task(s, i - selections);
+      },
+      other_tasks, others);
 }
 
 // The weights that the only token reads first in a row of blocks, from some panel on; null if none.
@@ -203,9 +260,10 @@ const void* first_weights(const StepProduct<T>& product, int64_t row, int64_t pa
 // The product for some panels of one row of blocks; a bad row of x makes all of its outputs NaN.
 template <class T>
 void product_task(const GatedStep<T>& step, int64_t row, int64_t panel_begin, int64_t panel_end,
-                  const void* then, std::byte* scratch) {
+                  const void* then, std::byte* scratch, bool begun = false) {
   StepProduct<T> product = step.product;
   product.then = then;
+  product.begun = begun;
   typed_kernels<T>().step_product(product, row, panel_begin, panel_end, scratch);
   const int64_t begin = row * product.grid.block_out + panel_begin * PANEL;
   const int64_t end = row * product.grid.block_out +

@@ -42,9 +42,12 @@ void run_top_k(const TopK& spec, const T* scores, int64_t stride, int64_t rows, 
   const auto& kernel = typed_kernels<T>();
   const int64_t parts = row_parts(rows, spec.scores);
   run_tasks(parts, parts, [&](int64_t part) {
-    const Buffer<T> scratch(2 * (spec.scores / spec.groups + 16));
-    for (int64_t t = rows * part / parts; t < rows * (part + 1) / parts; ++t)
-      kernel.top_k(spec, scores + t * stride, gates + t * kept, indices + t * kept, scratch.get());
+    const Buffer<T> scratch(top_k_scratch(spec));
+    for (int64_t t = rows * part / parts; t < rows * (part + 1) / parts; ++t) {
+      kernel.select(spec, 0, spec.groups, scores + t * stride, gates + t * kept, indices + t * kept,
+                    scratch.get());
+      kernel.normalise(spec, gates + t * kept);
+    }
   });
 }
 

@@ -42,28 +42,56 @@ class TeamMember {
     }
     if (count == 0) return;
     const uint64_t number = number_++;
-    int64_t spins = 0;
     for (;;) {
-      uint64_t ticket = state_->ticket.load(std::memory_order_acquire);
-      if (ticket >> 32 != number) return;
-      const int64_t next = int64_t(ticket & 0xffffffff);
-      if (next >= count) {
-        // On a crowded machine the thread that is waited for may need this core.
-        if (++spins < 4096) spin_pause();
-        else std::this_thread::yield();
-        continue;
-      }
-      if (!state_->ticket.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel))
-        continue;
-      task(next);
-      if (state_->done.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
-        state_->done.store(0, std::memory_order_relaxed);
-        state_->ticket.store((number + 1) << 32, std::memory_order_release);
-      }
+      const int64_t mine = claim(number, count);
+      if (mine == count) break;
+      task(mine);
+      finish(number, count);
     }
+    wait_for_end(number);
+  }
+
+  // As `phase`, for tasks that know what their thread does after them: task(i, next), where next is
+  // `count` at the end. A member claims a task while it still has one to do.
+  template <class Task>
+  void phase_ahead(int64_t count, const Task& task) noexcept {
+    if (!state_) {
+      for (int64_t i = 0; i < count; ++i) task(i, i + 1);
+      return;
+    }
+    if (count == 0) return;
+    const uint64_t number = number_++;
+    for (int64_t mine = claim(number, count), next; mine < count; mine = next) {
+      next = claim(number, count);
+      task(mine, next);
+      finish(number, count);
+    }
+    wait_for_end(number);
   }
 
  private:
+  // The next task of a phase; `count` if none is left or the phase is over.
+  int64_t claim(uint64_t number, int64_t count) {
+    uint64_t ticket = state_->ticket.load(std::memory_order_acquire);
+    while (ticket >> 32 == number && int64_t(ticket & 0xffffffff) < count)
+      if (state_->ticket.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel))
+        return int64_t(ticket & 0xffffffff);
+    return count;
+  }
+
+  void finish(uint64_t number, int64_t count) {
+    if (state_->done.fetch_add(1, std::memory_order_acq_rel) + 1 < count) return;
+    state_->done.store(0, std::memory_order_relaxed);
+    state_->ticket.store((number + 1) << 32, std::memory_order_release);
+  }
+
+  void wait_for_end(uint64_t number) {
+    for (int64_t spins = 0; state_->ticket.load(std::memory_order_acquire) >> 32 == number;)
+      // On a crowded machine the thread that is waited for may need this core.
+      if (++spins < 4096) spin_pause();
+      else std::this_thread::yield();
+  }
+
   TeamState* state_;
   uint64_t number_ = 0;
 };
@@ -76,8 +104,7 @@ void run_team(int64_t threads, const Body& body) {
     return;
   }
   TeamState state;
-  torch::stable::parallel_for(0, threads, 1,
-                              [&](int64_t, int64_t) { body(TeamMember(&state)); });
+  run_on_threads(threads, [&] { body(TeamMember(&state)); });
 }
 
 }  // namespace blockgate

@@ -181,6 +181,11 @@ inline Grid make_grid(int64_t out, int64_t in, int64_t block_out, int64_t block_
                   out, ", ", in, ")");
   STD_TORCH_CHECK(block_out > 0 && block_in > 0, "expected block sizes of at least 1, got (",
                   block_out, ", ", block_in, ")");
+  // As in grid.py: sums and products of sizes then stay in 64 bits.
+  constexpr int64_t MOST = int64_t(1) << 40;
+  STD_TORCH_CHECK(out <= MOST && in <= MOST && block_out <= MOST && block_in <= MOST,
+                  "expected sizes of at most 2^40, got a weight (", out, ", ", in,
+                  ") in blocks of (", block_out, ", ", block_in, ")");
   const Grid grid{out, in, block_out, block_in, ceil_div(out, block_out), ceil_div(in, block_in)};
   STD_TORCH_CHECK(grid.rows <= std::numeric_limits<int32_t>::max() / grid.cols,
                   "expected fewer than 2^31 blocks, got ", grid.rows, " x ", grid.cols);

@@ -1,4 +1,4 @@
-// The LSTM cell, elementwise: its nonlinear functions, one step forward and one step back.
+// The cells of LSTMs and GRUs, elementwise: nonlinear functions, one step forward and one step back.
 #pragma once
 
 #include "isa/vec.h"
@@ -94,7 +94,7 @@ void add_bias(const T* from, const T* bias, int64_t tokens, int64_t stride, int6
 }
 
 template <class T>
-void cell_forward(const CellForward<T>& args, int64_t token, int64_t unit_begin, int64_t unit_end) {
+void lstm_forward(const CellForward<T>& args, int64_t token, int64_t unit_begin, int64_t unit_end) {
   const int64_t size = args.size;
   T* pre = args.activations + token * 4 * size;
   for (int64_t unit = unit_begin; unit < unit_end; unit += LANES<T>) {
@@ -103,7 +103,7 @@ void cell_forward(const CellForward<T>& args, int64_t token, int64_t unit_begin,
     const Vec<T> f = sigmoid(load_some(pre + size + unit, n));
     const Vec<T> g = hyperbolic_tangent(load_some(pre + 2 * size + unit, n));
     const Vec<T> o = sigmoid(load_some(pre + 3 * size + unit, n));
-    const Vec<T> c = multiply_add(f, load_some(args.c_before + at, n), i * g);
+    const Vec<T> c = multiply_add(f, load_some(args.before + at, n), i * g);
     store_some(pre + unit, i, n);
     store_some(pre + size + unit, f, n);
     store_some(pre + 2 * size + unit, g, n);
@@ -114,11 +114,37 @@ void cell_forward(const CellForward<T>& args, int64_t token, int64_t unit_begin,
 }
 
 template <class T>
-void cell_backward(const CellBackward<T>& args, int64_t token) {
+void gru_forward(const CellForward<T>& args, int64_t token, int64_t unit_begin, int64_t unit_end) {
+  const int64_t size = args.size;
+  T* pre = args.activations + token * 3 * size;
+  const T* input = args.input + token * 3 * size;
+  for (int64_t unit = unit_begin; unit < unit_end; unit += LANES<T>) {
+    const int64_t count = unit_end - unit, at = token * size + unit;
+    const T *of_r = input + unit, *of_z = of_r + size, *of_n = of_z + size;
+    const Vec<T> r = sigmoid(load_some(of_r, count) + load_some(pre + unit, count));
+    const Vec<T> z = sigmoid(load_some(of_z, count) + load_some(pre + size + unit, count));
+    const Vec<T> state = load_some(pre + 2 * size + unit, count);
+    const Vec<T> n = hyperbolic_tangent(multiply_add(r, state, load_some(of_n, count)));
+    store_some(pre + unit, r, count);
+    store_some(pre + size + unit, z, count);
+    store_some(pre + 2 * size + unit, n, count);
+    if (args.c) store_some(args.c + at, state, count);
+    store_some(args.h + at, multiply_add(z, load_some(args.before + at, count) - n, n), count);
+  }
+}
+
+template <class T>
+void cell_forward(const CellForward<T>& args, int64_t token, int64_t unit_begin, int64_t unit_end) {
+  if (args.cell == Cell::lstm) lstm_forward(args, token, unit_begin, unit_end);
+  else gru_forward(args, token, unit_begin, unit_end);
+}
+
+template <class T>
+void lstm_backward(const CellBackward<T>& args, int64_t token) {
   const Vec<T> one = broadcast(T(1));
   const int64_t size = args.size;
   const T* activations = args.activations + token * 4 * size;
-  T* grad_pre = args.grad_pre + token * 4 * size;
+  T* grad_sums = args.grad_sums + token * 4 * size;
   for (int64_t unit = 0; unit < size; unit += LANES<T>) {
     const int64_t n = size - unit, at = token * size + unit;
     const Vec<T> i = load_some(activations + unit, n);
@@ -129,13 +155,46 @@ void cell_backward(const CellBackward<T>& args, int64_t token) {
     Vec<T> grad_h = load_some(args.grad_h + at, n);
     if (args.grad_output) grad_h += load_some(args.grad_output + at, n);
     const Vec<T> grad_c =
-        multiply_add(grad_h * o, one - tanh_c * tanh_c, load_some(args.grad_c + at, n));
-    store_some(grad_pre + unit, grad_c * g * i * (one - i), n);
-    store_some(grad_pre + size + unit, grad_c * load_some(args.c_before + at, n) * f * (one - f), n);
-    store_some(grad_pre + 2 * size + unit, grad_c * i * (one - g * g), n);
-    store_some(grad_pre + 3 * size + unit, grad_h * tanh_c * o * (one - o), n);
-    store_some(args.grad_c + at, grad_c * f, n);
+        multiply_add(grad_h * o, one - tanh_c * tanh_c, load_some(args.grad_carry + at, n));
+    store_some(grad_sums + unit, grad_c * g * i * (one - i), n);
+    store_some(grad_sums + size + unit, grad_c * load_some(args.before + at, n) * f * (one - f), n);
+    store_some(grad_sums + 2 * size + unit, grad_c * i * (one - g * g), n);
+    store_some(grad_sums + 3 * size + unit, grad_h * tanh_c * o * (one - o), n);
+    store_some(args.grad_carry + at, grad_c * f, n);
   }
+}
+
+template <class T>
+void gru_backward(const CellBackward<T>& args, int64_t token) {
+  const Vec<T> one = broadcast(T(1));
+  const int64_t size = args.size;
+  const T* activations = args.activations + token * 3 * size;
+  T* grad_sums = args.grad_sums + token * 3 * size;
+  T* grad_input = args.grad_input + token * 3 * size;
+  for (int64_t unit = 0; unit < size; unit += LANES<T>) {
+    const int64_t count = size - unit, at = token * size + unit;
+    const Vec<T> r = load_some(activations + unit, count);
+    const Vec<T> z = load_some(activations + size + unit, count);
+    const Vec<T> n = load_some(activations + 2 * size + unit, count);
+    Vec<T> grad_h = load_some(args.grad_h + at, count) + load_some(args.grad_carry + at, count);
+    if (args.grad_output) grad_h += load_some(args.grad_output + at, count);
+    const Vec<T> grad_n = grad_h * (one - z) * (one - n * n);
+    const Vec<T> grad_r = grad_n * load_some(args.c + at, count) * r * (one - r);
+    const Vec<T> grad_z = grad_h * (load_some(args.before + at, count) - n) * z * (one - z);
+    store_some(grad_input + unit, grad_r, count);
+    store_some(grad_input + size + unit, grad_z, count);
+    store_some(grad_input + 2 * size + unit, grad_n, count);
+    store_some(grad_sums + unit, grad_r, count);
+    store_some(grad_sums + size + unit, grad_z, count);
+    store_some(grad_sums + 2 * size + unit, grad_n * r, count);
+    store_some(args.grad_carry + at, grad_h * z, count);
+  }
+}
+
+template <class T>
+void cell_backward(const CellBackward<T>& args, int64_t token) {
+  if (args.cell == Cell::lstm) lstm_backward(args, token);
+  else gru_backward(args, token);
 }
 
 }  // namespace blockgate::BLOCKGATE_ISA

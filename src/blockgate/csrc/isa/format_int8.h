@@ -1,31 +1,25 @@
-// int8: two k are interleaved on load.
+// int8: the weights of two k lie side by side, so that 32 bytes are the pairs of a panel.
 #pragma once
 
 #include "isa/storage.h"
 
 namespace blockgate::BLOCKGATE_ISA {
 
+struct Int8Pair {
+  int8_t weights[2];
+};
+
 template <>
 struct StoredAs<Format::int8> {
-  using type = int8_t;
+  using type = Int8Pair;
 };
 template <>
-struct Arithmetic<float, int8_t> : Arithmetic<float, int16_t> {};
+struct Arithmetic<float, Int8Pair> : Arithmetic<float, int16_t> {};
+template <>
+inline constexpr int64_t WEIGHTS<Int8Pair> = 2;
 
-// The 16 weights at k and those `partner` further on, interleaved and widened.
-BLOCKGATE_INLINE void load_pairs(const int8_t* p, int64_t partner, PanelPairs& pairs) {
-  interleave(p, p + partner, pairs);
-}
-
-// One panel converted, to be read many times.
-inline void expand(const int8_t* source, int64_t depth, int16_t* target) {
-  for (int64_t k = 0; k < depth; k += 2) {
-    PanelPairs pairs;
-    load_pairs(source + k * PANEL, k + 1 < depth ? PANEL : 0, pairs);
-#pragma GCC unroll 4
-    for (int v = 0; v < PAIR_VECTORS; ++v)
-      store(target + k * PANEL + v * LANES<int16_t>, pairs[v]);
-  }
+BLOCKGATE_INLINE void load_pairs(const Int8Pair* p, PanelPairs& pairs) {
+  widen_pairs(p->weights, pairs);
 }
 
 }  // namespace blockgate::BLOCKGATE_ISA

@@ -5,6 +5,7 @@
 #include "isa/format_float32.h"
 #include "isa/format_int4.h"
 #include "isa/format_int8.h"
+#include "isa/format_int8a8.h"
 
 namespace blockgate::BLOCKGATE_ISA {
 

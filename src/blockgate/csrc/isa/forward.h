@@ -123,6 +123,28 @@ void forward_packed(const Grid& grid, const BlockJob<T, W>& job, int64_t panels,
   forward_groups<W, T, W>(job, panels, scale_stride);
 }
 
+#if defined(BLOCKGATE_VNNI)
+// One block for inputs in bytes: always expanded, which is needed for its sums anyway. Its quads and
+// sums take no more memory than its weights as float would, since blocks have at least 4 inputs.
+inline void forward_bytes(const Grid& grid, const QuantisedRows& inputs, int64_t col,
+                          const BlockJob<float, Int8Pair>& job, int64_t panels, float* scratch) {
+  const int64_t capacity = scratch_panels(grid), size = panel_elements<Int8Quad>(job.depth);
+  auto* const quads = reinterpret_cast<Int8Quad*>(scratch);
+  auto* const sums = reinterpret_cast<int32_t*>(quads + capacity * size);
+  for (int64_t p = 0; p < panels; p += capacity) {
+    const int64_t n = smaller(capacity, panels - p);
+    for (int64_t i = 0; i < n; ++i)
+      expand_to_quads(job.panels + (p + i) * job.panel_stride, job.depth, quads + i * size,
+                      sums + i * PANEL);
+    forward_block<float, Int8Quad>(
+        {inputs.bytes.data + col * inputs.bytes.block_stride, inputs.bytes.stride, quads, size,
+         job.depth, job.scale + p * PANEL, skip_panels(job.y, p), job.outputs - p * PANEL,
+         job.entries, job.first_token, job.count, job.step_size, inputs.zero, sums},
+        n);
+  }
+}
+#endif
+
 template <class W, class Args>
 BLOCKGATE_INLINE const auto& inputs_for(const Args& args) {
   if constexpr (Arithmetic<float, W>::IN_PAIRS) return args.quantised.steps;
@@ -155,6 +177,14 @@ void forward_row_packed(const ForwardArgs<T>& args, const ForwardTask& task, int
         task.token_begin,
         use.count,
         args.quantised.size + col * args.quantised.tokens};
+#if defined(BLOCKGATE_VNNI)
+    if constexpr (std::is_same_v<W, Int8Pair>) {
+      if (args.quantised.zero) {
+        forward_bytes(grid, args.quantised, col, job, panels, scratch);
+        continue;
+      }
+    }
+#endif
     forward_packed<T, W>(grid, job, panels, scratch);
   }
 }

@@ -1,7 +1,7 @@
 // One block's part of the forward product: tiles of tokens and panels, added to the results.
 #pragma once
 
-#include "isa/integer_tile.h"
+#include "isa/quads.h"
 
 #include <type_traits>
 
@@ -29,7 +29,10 @@ struct BlockJob {
   int64_t outputs;
   const Entry<T>* entries;  // null: tokens first_token, first_token + 1, ... with gate 1
   int64_t first_token, count;
-  const float* step_size = nullptr;  // of int16 inputs, for token 0
+  const float* step_size = nullptr;  // of inputs in steps, for token 0
+  // Of inputs in bytes: what 0 is counted as, for token 0, and the sums of the weights.
+  const int32_t* zero = nullptr;
+  const int32_t* weight_sums = nullptr;
 };
 
 // y = fma(gate, acc, base) for one token; `width` of the panels' outputs exist. Integer sums come
@@ -90,19 +93,27 @@ BLOCKGATE_INLINE void forward_tile(const BlockJob<T, W>& job, int64_t panel, int
   }
   Tile<typename Math::Sum, ROWS, PANELS> tile;
   const W* panels = job.panels + panel * job.panel_stride;
-  if constexpr (Math::IN_PAIRS)
+  if constexpr (Math::IN_QUADS) {
+    int32_t zero[ROWS];
+#pragma GCC unroll 8
+    for (int m = 0; m < ROWS; ++m) zero[m] = job.zero[token_of(m)];
+    tile_multiply_quads(tile, rows, zero, panels, job.panel_stride, job.depth,
+                        job.weight_sums + panel * PANEL);
+  } else if constexpr (Math::IN_PAIRS) {
     tile_multiply_pairs(tile, rows, panels, job.panel_stride, job.depth);
-  else
+  } else {
     tile_multiply<1>(tile, rows, panels, job.panel_stride, job.depth);
+  }
 
-  const float* scale = Math::IN_PAIRS ? job.scale + panel * PANEL : nullptr;
+  constexpr bool INTEGERS = std::is_integral_v<typename Math::Sum>;
+  const float* scale = INTEGERS ? job.scale + panel * PANEL : nullptr;
   const int64_t width = job.outputs - panel * PANEL;
   const auto add = [&](const auto& to) __attribute__((always_inline)) {
 #pragma GCC unroll 8
     for (int m = 0; m < ROWS; ++m) {
       const int64_t token = token_of(m);
       T gate = GATED ? entries[m].gate : T(1);
-      if constexpr (Math::IN_PAIRS) gate *= job.step_size[token];
+      if constexpr (INTEGERS) gate *= job.step_size[token];
       T* const target = y + token * job.y.stride;
       to(target, GATED ? target : job.y.base + token * job.y.base_stride + panel * PANEL,
          tile.acc[m], gate);
@@ -132,7 +143,8 @@ BLOCKGATE_INLINE void forward_panels(const BlockJob<T, W>& job, int64_t panel, i
 template <bool GATED, int ROWS, class T, class W>
 __attribute__((noinline)) void forward_tiles(const BlockJob<T, W>& job, int64_t panel,
                                              int64_t panel_end, int64_t first, int64_t tiles) {
-  constexpr int PANELS = tile_panels<typename Arithmetic<T, W>::Sum>(ROWS);
+  using Math = Arithmetic<T, W>;
+  constexpr int PANELS = tile_panels<std::conditional_t<Math::IN_QUADS, T, typename Math::Sum>>(ROWS);
   for (; tiles > 0; --tiles, first += ROWS)
     forward_panels<GATED, ROWS, PANELS>(job, panel, panel_end, first);
 }

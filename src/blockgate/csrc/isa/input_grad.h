@@ -19,10 +19,48 @@ int64_t input_grad_scratch(const Grid& grid, int64_t cols, int64_t tokens) {
          (tokens < BUFFERED_TOKENS ? 0 : cols * tokens * padded_inputs(grid));
 }
 
+// Some tokens, over the panels of the block from `input` on, PANELS at once and then fewer; only
+// a last single panel may be ragged.
+template <int PANELS, int ROWS, class T>
+BLOCKGATE_INLINE void input_grad_panels(const InputGradJob<T>& job, const Entry<T>* entries,
+                                           const T* const (&rows)[ROWS], int64_t input,
+                                           Vec<T> (&products)[ROWS]) {
+  constexpr int64_t WIDTH = PANELS * PANEL;
+  constexpr int L = LANES<T>;
+  for (; PANELS == 1 ? input < job.inputs : input + WIDTH <= job.inputs; input += WIDTH) {
+    Tile<T, ROWS, PANELS> tile;
+    tile_multiply<1>(tile, rows, job.panels + input * job.outputs, job.outputs * PANEL, job.outputs);
+    const int64_t width = smaller(WIDTH, job.inputs - input);
+    if (job.grad_gates) {
+#pragma GCC unroll 8
+      for (int m = 0; m < ROWS; ++m) {
+        const T* x = job.x + entries[m].token * job.x_stride + input;
+        T edge[WIDTH];
+        if (width < WIDTH) {
+          for (int64_t i = 0; i < WIDTH; ++i) edge[i] = i < width ? x[i] : T(0);
+          x = edge;
+        }
+#pragma GCC unroll 16
+        for (int v = 0; v < tile.WIDTH; ++v)
+          products[m] = multiply_add(load(x + v * L), tile.acc[m][v], products[m]);
+      }
+    }
+    if (job.grad_x) {
+#pragma GCC unroll 8
+      for (int m = 0; m < ROWS; ++m) {
+        T* grad_x = job.grad_x + entries[m].token * job.grad_x_stride + input;
+        if (width == WIDTH) add_gated<T>(grad_x, grad_x, tile.acc[m], entries[m].gate, nullptr);
+        else add_gated_edge<T>(grad_x, grad_x, tile.acc[m], entries[m].gate, nullptr, width);
+      }
+    }
+  }
+  if constexpr (PANELS > 1)
+    input_grad_panels<PANELS / 2>(job, entries, rows, input, products);
+}
+
 // Some tokens, over all panels of the block.
 template <int ROWS, class T>
 BLOCKGATE_INLINE void input_grad_tile(const InputGradJob<T>& job, const Entry<T>* entries) {
-  constexpr int VECTORS = PANEL_VECTORS<T>, L = LANES<T>;
   const T* rows[ROWS];
   Vec<T> products[ROWS] = {};
 #pragma GCC unroll 8
@@ -36,33 +74,8 @@ BLOCKGATE_INLINE void input_grad_tile(const InputGradJob<T>& job, const Entry<T>
       if (job.grad_x) __builtin_prefetch(job.grad_x + token * job.grad_x_stride);
     }
   }
-  for (int64_t input = 0; input < job.inputs; input += PANEL) {
-    Tile<T, ROWS, 1> tile;
-    tile_multiply<1>(tile, rows, job.panels + input * job.outputs, 0, job.outputs);
-    const int64_t width = smaller(PANEL, job.inputs - input);
-    if (job.grad_gates) {
-#pragma GCC unroll 8
-      for (int m = 0; m < ROWS; ++m) {
-        const T* x = job.x + entries[m].token * job.x_stride + input;
-        T edge[PANEL];
-        if (width < PANEL) {
-          for (int64_t i = 0; i < PANEL; ++i) edge[i] = i < width ? x[i] : T(0);
-          x = edge;
-        }
-#pragma GCC unroll 16
-        for (int v = 0; v < VECTORS; ++v)
-          products[m] = multiply_add(load(x + v * L), tile.acc[m][v], products[m]);
-      }
-    }
-    if (job.grad_x) {
-#pragma GCC unroll 8
-      for (int m = 0; m < ROWS; ++m) {
-        T* grad_x = job.grad_x + entries[m].token * job.grad_x_stride + input;
-        if (width == PANEL) add_gated<T>(grad_x, grad_x, tile.acc[m], entries[m].gate, nullptr);
-        else add_gated_edge<T>(grad_x, grad_x, tile.acc[m], entries[m].gate, nullptr, width);
-      }
-    }
-  }
+  // Two panels at most: with more, sums and products no longer fit the registers side by side.
+  input_grad_panels<smaller(2, tile_panels<T>(ROWS))>(job, entries, rows, 0, products);
   if (job.grad_gates) {
 #pragma GCC unroll 8
     for (int m = 0; m < ROWS; ++m)
@@ -81,7 +94,7 @@ __attribute__((noinline)) void input_grad_tiles(const InputGradJob<T>& job, int6
 }
 
 template <int WIDTH, class T>
-void input_grad_panels(const InputGradJob<T>& job) {
+void input_grad_rows(const InputGradJob<T>& job) {
   with_even_tiles<T>(job.count, [&](auto n, int64_t first, int64_t tiles) {
     input_grad_tiles<WIDTH, decltype(n)::value>(job, first, tiles);
   });
@@ -90,11 +103,11 @@ void input_grad_panels(const InputGradJob<T>& job) {
 template <class T>
 void input_grad_block(const InputGradJob<T>& job) {
   switch (input_panel(job.inputs)) {
-    case 1: return input_grad_panels<1>(job);
-    case 2: return input_grad_panels<2>(job);
-    case 4: return input_grad_panels<4>(job);
-    case 8: return input_grad_panels<8>(job);
-    default: return input_grad_panels<PANEL>(job);
+    case 1: return input_grad_rows<1>(job);
+    case 2: return input_grad_rows<2>(job);
+    case 4: return input_grad_rows<4>(job);
+    case 8: return input_grad_rows<8>(job);
+    default: return input_grad_rows<PANEL>(job);
   }
 }
 

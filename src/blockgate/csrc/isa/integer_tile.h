@@ -2,9 +2,8 @@
 //
 // Inputs are bounded so that no sum can overflow (see largest_steps). Exact sums have no
 // order, so tiles, threads and instruction sets agree on every bit. Two k are multiplied and added
-// at once, so weights come in pairs of k: int8 is interleaved on load, int4 is stored so, expanded ones lie
-// as [k / 2][16 outputs][2], outputs in the order of PanelPairs. A lone last k is paired with an
-// input of 0.
+// at once, so weights come in pairs of k, [k / 2][16 outputs][2], as they are stored and when they
+// are expanded to int16. A lone last k is paired with an input of 0.
 #pragma once
 
 #include "isa/microkernel.h"
@@ -20,15 +19,15 @@ constexpr int tile_panels<int32_t>(int rows) {
   return panels;
 }
 
-// k and k + 1, k even; `partner` is the distance of their weights, 0 for a lone last k.
+// k and k + 1, k even.
 template <class W, int ROWS, int PANELS>
 BLOCKGATE_INLINE void pair_step(Tile<int32_t, ROWS, PANELS>& tile,
                                 const int16_t* const (&rows)[ROWS], const W* panels,
-                                int64_t panel_stride, int64_t k, int64_t partner) {
+                                int64_t panel_stride, int64_t k) {
 #pragma GCC unroll 8
   for (int p = 0; p < PANELS; ++p) {
     PanelPairs weights;
-    load_pairs(panels + p * panel_stride + elements_to<W>(k), partner, weights);
+    load_pairs(panels + p * panel_stride + elements_to<W>(k), weights);
 #pragma GCC unroll 8
     for (int m = 0; m < ROWS; ++m) {
       int32_t pair;
@@ -36,18 +35,24 @@ BLOCKGATE_INLINE void pair_step(Tile<int32_t, ROWS, PANELS>& tile,
       const auto inputs = (Vec<int16_t>)broadcast_key(pair);
 #pragma GCC unroll 4
       for (int v = 0; v < PAIR_VECTORS; ++v)
-        tile.acc[m][p * PAIR_VECTORS + v] += multiply_pairs(inputs, weights[v]);
+        {
+        Vec<int32_t>& sum = tile.acc[m][p * PAIR_VECTORS + v];
+        sum = add_pairs(sum, inputs, weights[v]);
+      }
     }
   }
 }
 
-// Puts sums in the order of the outputs, after the last step.
-template <int ROWS, int PANELS>
-BLOCKGATE_INLINE void in_order(Tile<int32_t, ROWS, PANELS>& tile) {
-#pragma GCC unroll 8
-  for (int m = 0; m < ROWS; ++m)
-#pragma GCC unroll 8
-    for (int p = 0; p < PANELS; ++p) in_order(tile.acc[m] + p * PAIR_VECTORS);
+// One panel converted, to be read many times.
+template <class W>
+inline void expand(const W* source, int64_t depth, int16_t* target) {
+  for (int64_t k = 0; k < depth; k += 2) {
+    PanelPairs pairs;
+    load_pairs(source + elements_to<W>(k), pairs);
+#pragma GCC unroll 4
+    for (int v = 0; v < PAIR_VECTORS; ++v)
+      store(target + k * PANEL + v * LANES<int16_t>, pairs[v]);
+  }
 }
 
 template <class W, int ROWS, int PANELS>
@@ -55,11 +60,8 @@ BLOCKGATE_INLINE void tile_multiply_pairs(Tile<int32_t, ROWS, PANELS>& tile,
                                           const int16_t* const (&rows)[ROWS], const W* panels,
                                           int64_t panel_stride, int64_t depth) {
   tile_clear(tile);
-  int64_t k = 0;
 #pragma GCC unroll 4
-  for (; k + 1 < depth; k += 2) pair_step(tile, rows, panels, panel_stride, k, PANEL);
-  if (k < depth) pair_step(tile, rows, panels, panel_stride, k, 0);
-  in_order(tile);
+  for (int64_t k = 0; k < depth; k += 2) pair_step(tile, rows, panels, panel_stride, k);
 }
 
 }  // namespace blockgate::BLOCKGATE_ISA

@@ -2,9 +2,11 @@
 #pragma once
 
 #include "isa/cell.h"
+#include "isa/columns.h"
 #include "isa/forward.h"
 #include "isa/input_grad.h"
 #include "isa/quantise.h"
+#include "isa/screen.h"
 #include "isa/step.h"
 #include "isa/stream.h"
 #include "isa/margin.h"
@@ -21,7 +23,8 @@ constexpr TypedKernels<T> typed_set() {
       .forward_scratch = forward_scratch<T>,
       .input_grad_scratch = input_grad_scratch<T>,
       .weight_grad_scratch = weight_grad_scratch<T>,
-      .top_k = top_k<T>,
+      .select = select<T>,
+      .normalise = normalise<T>,
       .top_k_backward = top_k_backward<T>,
       .transpose_to_panels = transpose_to_panels<T>,
       .copy_to_panels = copy_to_panels<T>,
@@ -43,7 +46,15 @@ constexpr KernelTable make_table(const char* name, bool (*runs_here)()) {
       .f64 = typed_set<double>(),
       .stream_panels = STREAM_PANELS,
       .stream = stream,
+      .columns = columns,
       .quantise = quantise,
+      .screen_input = screen_input,
+      .screen = screen,
+      .exact_score = exact_score,
+      .measure_row = measure_row,
+      .quantise_by = quantise_by,
+      .quantise_to_bytes = quantise_to_bytes,
+      .takes_bytes = TAKES_BYTES,
   };
 }
 

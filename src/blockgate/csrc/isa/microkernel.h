@@ -61,7 +61,7 @@ BLOCKGATE_INLINE void tile_step(Tile<T, ROWS, PANELS>& tile, const T* const (&ro
 
 template <class T, int ROWS, int PANELS>
 BLOCKGATE_INLINE void tile_clear(Tile<T, ROWS, PANELS>& tile) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int m = 0; m < ROWS; ++m)
 #pragma GCC unroll 16
     for (int j = 0; j < Tile<T, ROWS, PANELS>::WIDTH; ++j) tile.acc[m][j] = Vec<T>{};

@@ -77,7 +77,7 @@ inline void step_stream(const StepProduct<float>& args, int64_t row, int64_t pan
     for (; count < grid.cols; ++count) open[count] = {int32_t(row), int32_t(count), 1};
   }
   // What y holds takes the place of the bias.
-  stream({grid, args.x, args.packed, args.y, args.y, args.then, args.quantised},
+  stream({grid, args.x, args.packed, args.y, args.y, args.then, args.begun, args.quantised},
          row, panel_begin, panel_end, open, count);
 }
 

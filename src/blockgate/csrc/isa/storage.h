@@ -11,7 +11,7 @@ struct Arithmetic {
   using Input = T;
   using Sum = T;
   using Expanded = T;  // what narrow weights are converted to where they are read many times
-  static constexpr bool IN_PAIRS = false;
+  static constexpr bool IN_PAIRS = false, IN_QUADS = false;
 };
 
 // Integers: int16 weights (as most are expanded to) times int16 inputs, exact sums in int32.
@@ -20,7 +20,7 @@ struct Arithmetic<float, int16_t> {
   using Input = int16_t;
   using Sum = int32_t;
   using Expanded = int16_t;
-  static constexpr bool IN_PAIRS = true;
+  static constexpr bool IN_PAIRS = true, IN_QUADS = false;
 };
 
 // Weights in one element of W, those of consecutive k.
@@ -58,7 +58,7 @@ BLOCKGATE_INLINE Vec<float> load_weight(const float* p) { return load(p); }
 BLOCKGATE_INLINE Vec<double> load_weight(const double* p) { return load(p); }
 
 // Expanded weights in pairs: see PanelPairs.
-BLOCKGATE_INLINE void load_pairs(const int16_t* p, int64_t, PanelPairs& pairs) {
+BLOCKGATE_INLINE void load_pairs(const int16_t* p, PanelPairs& pairs) {
 #pragma GCC unroll 4
   for (int v = 0; v < PAIR_VECTORS; ++v) pairs[v] = load(p + v * LANES<int16_t>);
 }

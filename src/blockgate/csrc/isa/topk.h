@@ -29,41 +29,61 @@ struct KeyRange {
   K lowest, highest;
 };
 
-// Keys of `count` scores, padded to whole vectors with -1, which no threshold counts.
-template <class T>
-BLOCKGATE_INLINE KeyRange<Key<T>> make_keys(const T* scores, int64_t count, Key<T>* keys) {
+// Keys of `count` scores, padded to whole vectors with `pad`, which is less than any of them.
+template <class T, class KeysOf>
+BLOCKGATE_INLINE KeyRange<Key<T>> write_keys(const T* scores, int64_t count, Key<T> pad,
+                                             const KeysOf& keys_of, Key<T>* keys) {
   using K = Key<T>;
   constexpr int L = LANES<T>;
-  Vec<K> lowest = broadcast_key<K>(KeyOf<T>::NAN_KEY), highest{};
-  for (int64_t i = 0; i < count; i += L) {
-    Vec<T> s;
-    if (i + L <= count) {
-      s = load(scores + i);
-    } else {
-      T edge[L] = {};
-      __builtin_memcpy(edge, scores + i, (count - i) * sizeof(T));
-      s = load(edge);
-    }
-    const Vec<K> bits = (Vec<K>)s;
-    const Vec<K> is_nan = s != s;
-    Vec<K> key = (bits & (s > Vec<T>{})) | (broadcast_key<K>(KeyOf<T>::NAN_KEY) & is_nan);
+  const Vec<K> padding = broadcast_key(pad), most = broadcast_key<K>(KeyOf<T>::NAN_KEY);
+  Vec<K> lowest = most, highest = padding;
+  int64_t i = 0;
+  for (; i + L <= count; i += L) {
+    const Vec<K> key = keys_of(load(scores + i));
     lowest = key < lowest ? key : lowest;
     highest = key > highest ? key : highest;
     store(keys + i, key);
   }
-  for (int64_t i = count; i < ceil_div(count, L) * L; ++i) keys[i] = -1;
-  KeyRange<K> range{lowest[0], highest[0]};
-  for (int j = 1; j < L; ++j) {
-    if (lowest[j] < range.lowest) range.lowest = lowest[j];
-    if (highest[j] > range.highest) range.highest = highest[j];
+  if (i < count) {
+    const Vec<K> real = lane_numbers<K>() < broadcast_key(K(count - i));
+    const Vec<K> key = keys_of(load_first(scores + i, count - i));
+    const Vec<K> low = real ? key : most, high = real ? key : padding;
+    lowest = low < lowest ? low : lowest;
+    highest = high > highest ? high : highest;
+    store(keys + i, high);
   }
-  return range;
+  return {horizontal_least<K>(lowest), horizontal_largest<K>(highest)};
+}
+
+// Keys of `count` scores, padded to whole vectors with -1, which no threshold counts.
+template <class T>
+BLOCKGATE_INLINE KeyRange<Key<T>> make_keys(const T* scores, int64_t count, Key<T>* keys) {
+  using K = Key<T>;
+  return write_keys<T>(scores, count, -1, [](Vec<T> s) __attribute__((always_inline)) {
+    const Vec<K> is_nan = s != s;
+    return ((Vec<K>)s & (s > Vec<T>{})) | (broadcast_key<K>(KeyOf<T>::NAN_KEY) & is_nan);
+  }, keys);
+}
+
+// How many keys one number has a bit for.
+inline constexpr int64_t BITS = 64;
+
+// One bit for each of at most BITS keys, set where test(keys of a vector) holds.
+template <class K, class Test>
+BLOCKGATE_INLINE uint64_t bits_where(const K* keys, int64_t count, const Test& test) {
+  constexpr int L = LANES<K>;
+  uint64_t bits = 0;
+  for (int64_t i = 0; i < count; i += L) bits |= sign_bits(Vec<K>(test(load(keys + i)))) << i;
+  return bits;
 }
 
 template <class K>
 BLOCKGATE_INLINE int64_t count_at_least(const K* keys, int64_t count, K threshold) {
   constexpr int L = LANES<K>;
   const Vec<K> limit = broadcast_key<K>(threshold);
+  if (count <= BITS)
+    return __builtin_popcountll(
+        bits_where(keys, count, [&](Vec<K> k) __attribute__((always_inline)) { return k >= limit; }));
   Vec<K> below{}, below2{};
   int64_t i = 0;
   for (; i + 2 * L <= count; i += 2 * L) {
@@ -118,55 +138,56 @@ BLOCKGATE_INLINE Threshold<K> find_threshold(const K* keys, int64_t count, int64
 template <class T>
 inline constexpr int64_t RANKED_SCORES = 2 * LANES<T>;
 
-// ranks[i]: how many keys come before key i, larger ones and equal ones of a lower index.
+// ranks[i]: how many keys are larger than key i.
 template <class K>
 BLOCKGATE_INLINE void rank_keys(const K* keys, int64_t count, K* ranks) {
   constexpr int L = LANES<K>;
-  Vec<K> lane;
-  for (int j = 0; j < L; ++j) lane[j] = j;
   for (int64_t i = 0; i < count; i += L) {
-    const Vec<K> mine = load(keys + i), place = lane + broadcast_key<K>(i);
+    const Vec<K> mine = load(keys + i);
     Vec<K> rank{};
-    for (int64_t j = 0; j < count; ++j)
-      // Where j comes first, a tie counts: key j >= mine is key j > mine - 1.
-      rank -= broadcast_key<K>(keys[j]) > mine + (place > broadcast_key<K>(j));
+    for (int64_t j = 0; j < count; ++j) rank -= broadcast_key<K>(keys[j]) > mine;
     store(ranks + i, rank);
   }
 }
 
-// Indices of the kept keys, ascending. Branch-free: every candidate is written and the place
-// moves on only if it is kept.
+// Indices of the kept keys, ascending. Returns that of the largest key that is not kept, if it was
+// found on the way, else -1.
 template <class K>
-BLOCKGATE_INLINE void pick(const K* keys, int64_t count, int64_t kept, KeyRange<K> range,
-                           K* ranks, int64_t* indices) {
+BLOCKGATE_INLINE int64_t pick(const K* keys, int64_t count, int64_t kept, KeyRange<K> range,
+                              K* ranks, int64_t* indices) {
   int64_t place = 0;
   if (kept == count) {
     for (int64_t i = 0; i < count; ++i) indices[i] = i;
-    return;
+    return -1;
   }
+  const auto take = [&](int64_t first, uint64_t bits) __attribute__((always_inline)) {
+    for (; bits; bits &= bits - 1) indices[place++] = first + __builtin_ctzll(bits);
+  };
   if (count <= RANKED_SCORES<K>) {
     rank_keys(keys, count, ranks);
-    for (int64_t i = 0; place < kept; ++i) {
-      indices[place] = i;
-      place += ranks[i] < kept;
+    const Vec<K> limit = broadcast_key(K(kept));
+    const auto where = [&](const auto& test) { return bits_where(ranks, count, test); };
+    const uint64_t chosen = where([&](Vec<K> r) { return r < limit; });
+    // Else equal keys share a rank across the limit.
+    if (__builtin_popcountll(chosen) == kept) {
+      take(0, chosen);
+      return __builtin_ctzll(where([&](Vec<K> r) { return r == limit; }));
     }
-    return;
   }
-  const Threshold<K> threshold = find_threshold<K>(keys, count, kept, range);
-  int64_t ties = threshold.ties;
-  if (ties == 0) {
-    for (int64_t i = 0; place < kept; ++i) {
-      indices[place] = i;
-      place += keys[i] > threshold.value;
-    }
-    return;
+  Threshold<K> threshold = find_threshold<K>(keys, count, kept, range);
+  const Vec<K> value = broadcast_key(threshold.value);
+  for (int64_t first = 0; first < count; first += BITS) {
+    const auto where = [&](const auto& test) {
+      return bits_where(keys + first, smaller(BITS, count - first), test);
+    };
+    uint64_t chosen = where([&](Vec<K> k) { return k > value; });
+    if (threshold.ties > 0)
+      for (uint64_t equal = where([&](Vec<K> k) { return k == value; });
+           equal && threshold.ties > 0; equal &= equal - 1, --threshold.ties)
+        chosen |= equal & -equal;
+    take(first, chosen);
   }
-  for (int64_t i = 0; place < kept; ++i) {
-    const bool tie = keys[i] == threshold.value;
-    indices[place] = i;
-    place += (keys[i] > threshold.value) | (tie & (ties > 0));
-    ties -= tie;
-  }
+  return -1;
 }
 
 template <class T>
@@ -182,23 +203,42 @@ BLOCKGATE_INLINE void select_group(const TopK& spec, const T* scores, int64_t co
   }
 }
 
+// A power of two by which values are multiplied before they are squared, so that squares neither
+// overflow nor vanish. 1 for float, whose squares always fit a double, and for doubles of usual size.
+template <class T>
+BLOCKGATE_INLINE double unit_for(T largest) {
+  if constexpr (sizeof(T) == 8)
+    if (largest > 0 && largest < __builtin_inf() && (largest < 0x1p-400 || largest > 0x1p400))
+      return largest < 1 ? 0x1p700 : 0x1p-700;
+  return 1;
+}
+
+// `value(i)` for the i of `count` kept scores.
+template <class T, class Value>
+BLOCKGATE_INLINE double unit_of(int64_t count, const Value& value) {
+  T largest = 0;
+  if constexpr (sizeof(T) == 8)
+    for (int64_t i = 0; i < count; ++i) largest = value(i) > largest ? value(i) : largest;
+  return unit_for(largest);
+}
+
 struct Moments {
   double sum, squares;
 };
 
-// Sums over the kept scores in double, in eight fixed partial sums.
+// Sums over the kept scores in double, times `unit`, in eight fixed partial sums.
 template <class T>
-BLOCKGATE_INLINE Moments moments(const T* values, int64_t count) {
+BLOCKGATE_INLINE Moments moments(const T* values, int64_t count, double unit) {
   double sum[8] = {}, squares[8] = {};
   int64_t i = 0;
   for (; i + 8 <= count; i += 8)
     for (int j = 0; j < 8; ++j) {
-      const double v = values[i + j];
+      const double v = values[i + j] * unit;
       sum[j] += v;
       squares[j] += v * v;
     }
   for (int j = 0; i < count; ++i, ++j) {
-    const double v = values[i];
+    const double v = values[i] * unit;
     sum[j] += v;
     squares[j] += v * v;
   }
@@ -222,29 +262,39 @@ BLOCKGATE_INLINE double gate_scale(const Moments& m, int64_t scores, Normalise n
   }
 }
 
-// `select` selects in one group: select_group, or another that keeps other values.
+// `select_one` selects in one group: select_group, or another that keeps other values.
 template <class T, class Select>
-BLOCKGATE_INLINE void top_k_by(const Select& select, const TopK& spec, const T* scores, T* gates,
-                               int64_t* indices, T* scratch) {
+BLOCKGATE_INLINE void select_by(const Select& select_one, const TopK& spec, int64_t group_begin,
+                                int64_t group_end, const T* scores, T* kept, int64_t* indices,
+                                T* scratch) {
   const int64_t group = spec.scores / spec.groups;
   Key<T>* keys = reinterpret_cast<Key<T>*>(scratch);
-  for (int64_t g = 0; g < spec.groups; ++g)
-    select(spec, scores + g * group, group, g * group, keys,
-           gates + g * spec.open_blocks, indices + g * spec.open_blocks);
+  for (int64_t g = group_begin; g < group_end; ++g)
+    select_one(spec, scores + g * group, group, g * group, keys, kept + g * spec.open_blocks,
+               indices + g * spec.open_blocks);
+}
+
+template <class T>
+void normalise(const TopK& spec, T* gates) {
   if (spec.normalise == Normalise::none) return;
   const int64_t kept = spec.groups * spec.open_blocks;
-  const double scale = gate_scale(moments(gates, kept), spec.scores, spec.normalise);
-  for (int64_t i = 0; i < kept; ++i) gates[i] = T(gates[i] * scale);
+  const double unit = unit_of<T>(kept, [&](int64_t i) { return gates[i]; });
+  const double scale = gate_scale(moments(gates, kept, unit), spec.scores, spec.normalise);
+  for (int64_t i = 0; i < kept; ++i) gates[i] = T(gates[i] * unit * scale);
 }
 
 template <class T>
 BLOCKGATE_INLINE void relu_backward(const TopK& spec, const T* grad_gates, const T* scores,
                                     const T* gates, const int64_t* indices, T* grad_scores) {
   const int64_t kept = spec.groups * spec.open_blocks;
+  __builtin_memset(grad_scores, 0, spec.scores * sizeof(T));
   double sum[4] = {}, squares[4] = {}, dot[4] = {};
+  const double unit = spec.normalise == Normalise::none
+                          ? 1
+                          : unit_of<T>(kept, [&](int64_t i) { return scores[indices[i]]; });
   const auto add = [&](int64_t i, int lane) {
     const T score = scores[indices[i]];
-    const double v = score <= 0 ? T(0) : score;
+    const double v = (score <= 0 ? T(0) : score) * unit;
     sum[lane] += v;
     squares[lane] += v * v;
     dot[lane] += double(grad_gates[i]) * double(gates[i]);
@@ -263,7 +313,7 @@ BLOCKGATE_INLINE void relu_backward(const TopK& spec, const T* grad_gates, const
   for (int64_t i = 0; i < kept; ++i) {
     if (scores[indices[i]] <= 0) continue;
     const double shift = spec.normalise == Normalise::rms ? gates[i] * mean_dot : mean_dot;
-    grad_scores[indices[i]] = T(scale * (grad_gates[i] - shift));
+    grad_scores[indices[i]] = T(scale * (grad_gates[i] - shift) * unit);
   }
 }
 

@@ -2,16 +2,20 @@
 //
 // The header of an instruction set (vector_avx512.h and its like) includes this one, after naming
 // the set: BLOCKGATE_ISA (a namespace of its own, so that no function is ever merged with another
-// set's copy), BLOCKGATE_VECTOR_BYTES, and BLOCKGATE_ACCUMULATORS (how many vector registers a tile
-// may hold while leaving room for its operands). It then adds the few operations for which the
+// set's copy), BLOCKGATE_VECTOR_BYTES, BLOCKGATE_ACCUMULATORS (how many vector registers a tile may
+// hold while leaving room for its operands) and BLOCKGATE_PAIR_CHAINS (how many add_pairs must run
+// side by side to hide what one takes). It then adds the few operations for which the
 // compiler's extensions become poor code, the same ones in every set:
 //
 //   widen           16-bit values to 32 bits, while loading; a panel of bytes to 32 bits
-//   interleave      two runs of 16 bytes, widened to pairs of int16 (see PanelPairs)
-//   multiply_pairs  two products and their sum in each 32-bit lane
-//   in_order        sums of such products, put in the order of the outputs
+//   widen_pairs     32 bytes, the pairs of a panel, widened to int16 (see PanelPairs)
+//   add_pairs       a sum and two products added in each 32-bit lane
+//   multiply_bytes  two products of an unsigned and a signed byte and their sum in each 16-bit lane;
+//                   sums that fit, since machines differ in what they make of others
 //   transpose       a square of vectors
 //   repeat          16 or 32 bytes that fill a vector, repeated while loading
+//   load_first      the first few lanes from memory, reading no further, and 0 in the others
+//   sign_bits       the sign of every lane of integers, as bits of one number
 //
 // Every other header of this folder is written in terms of these and knows no instruction set.
 #pragma once
@@ -79,22 +83,44 @@ BLOCKGATE_INLINE V multiply_add(V a, V b, V c) {
 }
 
 // Pairs of int16 for one panel: output o has its weights of two consecutive k in one 32-bit lane.
-// The order of the outputs is the one that `interleave` makes; `in_order` undoes it.
 inline constexpr int PAIR_VECTORS = PANEL_VECTORS<int32_t>;
 using PanelPairs = Vec<int16_t>[PAIR_VECTORS];
 using PanelLanes = Vec<uint32_t>[PAIR_VECTORS];
 
-// Halves added in a fixed tree, so that a sum never depends on tiles or threads.
+// Halves joined in a fixed tree, so that a result never depends on tiles or threads.
+template <class T, class Join>
+BLOCKGATE_INLINE T join_lanes(Vec<T> v, const Join& join) {
+  constexpr int L = LANES<T>;
+  if constexpr (L == 16) v = join(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  if constexpr (L == 16) v = join(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7));
+  if constexpr (L == 16) v = join(v, __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3));
+  if constexpr (L == 8) v = join(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
+  if constexpr (L == 8) v = join(v, __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3));
+  if constexpr (L == 4) v = join(v, __builtin_shufflevector(v, v, 2, 3, 2, 3));
+  return join(v[0], v[1]);
+}
+
 template <class T>
 BLOCKGATE_INLINE T horizontal_sum(Vec<T> v) {
-  constexpr int L = LANES<T>;
-  if constexpr (L == 16) v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-  if constexpr (L == 16) v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7);
-  if constexpr (L == 16) v += __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3);
-  if constexpr (L == 8) v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
-  if constexpr (L == 8) v += __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3);
-  if constexpr (L == 4) v += __builtin_shufflevector(v, v, 2, 3, 2, 3);
-  return v[0] + v[1];
+  return join_lanes<T>(v, [](auto a, auto b) __attribute__((always_inline)) { return a + b; });
+}
+
+template <class T>
+BLOCKGATE_INLINE T horizontal_least(Vec<T> v) {
+  return join_lanes<T>(v, [](auto a, auto b) __attribute__((always_inline)) { return a < b ? a : b; });
+}
+
+template <class T>
+BLOCKGATE_INLINE T horizontal_largest(Vec<T> v) {
+  return join_lanes<T>(v, [](auto a, auto b) __attribute__((always_inline)) { return a > b ? a : b; });
+}
+
+// 0, 1, 2 ...
+template <class K>
+BLOCKGATE_INLINE Vec<K> lane_numbers() {
+  Vec<K> lane{};
+  for (int j = 0; j < LANES<K>; ++j) lane[j] = j;
+  return lane;
 }
 
 // One round of interleaving two vectors, low halves then high halves.

@@ -5,6 +5,7 @@
 #define BLOCKGATE_ISA avx2
 #define BLOCKGATE_VECTOR_BYTES 32
 #define BLOCKGATE_ACCUMULATORS 12
+#define BLOCKGATE_PAIR_CHAINS 1
 #include "isa/vec.h"
 
 namespace blockgate::BLOCKGATE_ISA {
@@ -14,23 +15,21 @@ BLOCKGATE_INLINE Vec<uint32_t> widen(const uint16_t* p) {
 }
 
 BLOCKGATE_INLINE void widen(const uint8_t* p, PanelLanes& lanes) {
-  const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
-  const __m128i ordered = _mm_shuffle_epi32(bytes, _MM_SHUFFLE(3, 1, 2, 0));
-  lanes[0] = (Vec<uint32_t>)_mm256_cvtepu8_epi32(ordered);
-  lanes[1] = (Vec<uint32_t>)_mm256_cvtepu8_epi32(_mm_srli_si128(ordered, 8));
+  lanes[0] = (Vec<uint32_t>)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+  lanes[1] = (Vec<uint32_t>)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)));
 }
 
-// Widening comes first, since it is cheapest while loading; interleaving then works within halves
-// of a vector, so the outputs come as 0-3, 8-11 and 4-7, 12-15.
-BLOCKGATE_INLINE void interleave(const int8_t* first, const int8_t* second, PanelPairs& pairs) {
-  const __m256i a = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)first));
-  const __m256i b = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)second));
-  pairs[0] = (Vec<int16_t>)_mm256_unpacklo_epi16(a, b);
-  pairs[1] = (Vec<int16_t>)_mm256_unpackhi_epi16(a, b);
+BLOCKGATE_INLINE void widen_pairs(const int8_t* p, PanelPairs& pairs) {
+  pairs[0] = (Vec<int16_t>)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
+  pairs[1] = (Vec<int16_t>)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(p + 16)));
 }
 
-BLOCKGATE_INLINE Vec<int32_t> multiply_pairs(Vec<int16_t> a, Vec<int16_t> b) {
-  return (Vec<int32_t>)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+BLOCKGATE_INLINE Vec<int32_t> add_pairs(Vec<int32_t> sum, Vec<int16_t> a, Vec<int16_t> b) {
+  return sum + (Vec<int32_t>)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+}
+
+BLOCKGATE_INLINE Vec<int16_t> multiply_bytes(Vec<uint8_t> a, Vec<int8_t> b) {
+  return (Vec<int16_t>)_mm256_maddubs_epi16((__m256i)a, (__m256i)b);
 }
 
 template <int BYTES>
@@ -39,10 +38,22 @@ BLOCKGATE_INLINE Vec<float> repeat(const void* p) {
   return (Vec<float>)_mm256_broadcast_ps((const __m128*)p);
 }
 
-BLOCKGATE_INLINE void in_order(Vec<int32_t>* panel) {
-  const auto low = (__m256i)panel[0], high = (__m256i)panel[1];
-  panel[0] = (Vec<int32_t>)_mm256_permute2x128_si256(low, high, 0x20);
-  panel[1] = (Vec<int32_t>)_mm256_permute2x128_si256(low, high, 0x31);
+BLOCKGATE_INLINE Vec<float> load_first(const float* p, int64_t count) {
+  const Vec<int32_t> wanted = lane_numbers<int32_t>() < broadcast_key(int32_t(count));
+  return (Vec<float>)_mm256_maskload_ps(p, (__m256i)wanted);
+}
+
+BLOCKGATE_INLINE Vec<double> load_first(const double* p, int64_t count) {
+  const Vec<int64_t> wanted = lane_numbers<int64_t>() < broadcast_key(count);
+  return (Vec<double>)_mm256_maskload_pd(p, (__m256i)wanted);
+}
+
+BLOCKGATE_INLINE uint64_t sign_bits(Vec<int32_t> v) {
+  return uint64_t(_mm256_movemask_ps((__m256)v));
+}
+
+BLOCKGATE_INLINE uint64_t sign_bits(Vec<int64_t> v) {
+  return uint64_t(_mm256_movemask_pd((__m256d)v));
 }
 
 // AVX2 shuffles cheaply only inside 128-bit halves: pairs, then quads there, then the halves.

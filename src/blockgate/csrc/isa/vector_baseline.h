@@ -13,6 +13,7 @@
 #else
 #define BLOCKGATE_ACCUMULATORS 12
 #endif
+#define BLOCKGATE_PAIR_CHAINS 1
 #include "isa/vec.h"
 
 namespace blockgate::BLOCKGATE_ISA {
@@ -38,12 +39,8 @@ BLOCKGATE_INLINE void widen(const uint8_t* p, PanelLanes& lanes) {
   lanes[3] = (Vec<uint32_t>)__builtin_shufflevector(high, zero, 4, 12, 5, 13, 6, 14, 7, 15);
 }
 
-BLOCKGATE_INLINE void interleave(const int8_t* first, const int8_t* second, PanelPairs& pairs) {
-  const Vec<int8_t> a = load(first), b = load(second);
-  const Vec<int8_t> low =
-      __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-  const Vec<int8_t> high =
-      __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+BLOCKGATE_INLINE void widen_pairs(const int8_t* p, PanelPairs& pairs) {
+  const Vec<int8_t> low = load(p), high = load(p + 16);
   // A byte beside itself, shifted down, is the widened byte in either byte order.
   const auto first_half = [](Vec<int8_t> v) {
     return (Vec<int16_t>)__builtin_shufflevector(v, v, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7,
@@ -59,15 +56,23 @@ BLOCKGATE_INLINE void interleave(const int8_t* first, const int8_t* second, Pane
   pairs[3] = second_half(high);
 }
 
-BLOCKGATE_INLINE Vec<int32_t> multiply_pairs(Vec<int16_t> a, Vec<int16_t> b) {
+BLOCKGATE_INLINE Vec<int32_t> add_pairs(Vec<int32_t> sum, Vec<int16_t> a, Vec<int16_t> b) {
 #if defined(__SSE2__)
-  return (Vec<int32_t>)_mm_madd_epi16((__m128i)a, (__m128i)b);
+  return sum + (Vec<int32_t>)_mm_madd_epi16((__m128i)a, (__m128i)b);
 #else
   // Through unsigned: shifting a negative number left is undefined in too many dialects.
   const auto low = [](Vec<int16_t> v) { return (Vec<int32_t>)((Vec<uint32_t>)v << 16) >> 16; };
   const auto high = [](Vec<int16_t> v) { return (Vec<int32_t>)v >> 16; };
-  return low(a) * low(b) + high(a) * high(b);
+  return sum + low(a) * low(b) + high(a) * high(b);
 #endif
+}
+
+BLOCKGATE_INLINE Vec<int16_t> multiply_bytes(Vec<uint8_t> a, Vec<int8_t> b) {
+  // All machines of this set are little-endian: the first byte of a pair is the low one.
+  const auto first = [](Vec<int8_t> v) { return (Vec<int16_t>)((Vec<uint16_t>)v << 8) >> 8; };
+  const auto unsigned_a = (Vec<uint16_t>)a;
+  return (Vec<int16_t>)(unsigned_a & 0xff) * first(b) +
+         (Vec<int16_t>)(unsigned_a >> 8) * ((Vec<int16_t>)b >> 8);
 }
 
 template <int BYTES>
@@ -76,7 +81,20 @@ BLOCKGATE_INLINE Vec<float> repeat(const void* p) {
   return load(static_cast<const float*>(p));
 }
 
-BLOCKGATE_INLINE void in_order(Vec<int32_t>*) {}
+template <class T>
+BLOCKGATE_INLINE Vec<T> load_first(const T* p, int64_t count) {
+  Vec<T> v{};
+  for (int j = 0; j < LANES<T>; ++j)
+    if (j < count) v[j] = p[j];
+  return v;
+}
+
+template <class V>
+BLOCKGATE_INLINE uint64_t sign_bits(V v) {
+  uint64_t bits = 0;
+  for (uint64_t j = 0; j < sizeof v / sizeof v[0]; ++j) bits |= uint64_t(v[j] < 0) << j;
+  return bits;
+}
 
 template <class T>
 BLOCKGATE_INLINE void transpose(Vec<T> (&rows)[LANES<T>]) {

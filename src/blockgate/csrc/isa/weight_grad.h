@@ -150,13 +150,13 @@ BLOCKGATE_INLINE void short_rows_tile(const BackwardArgs<T>& args, const T* grad
     Vec<T> gated[VECTORS];
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; ++v) gated[v] = broadcast(entries[t].gate) * load(from_x + v * L);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int m = 0; m < ROWS; ++m)
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v)
         tile.acc[m][v] = multiply_add(broadcast(from_y[m]), gated[v], tile.acc[m][v]);
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int m = 0; m < ROWS; ++m)
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; ++v) {
@@ -174,12 +174,20 @@ void short_rows_weight_grad(const BackwardArgs<T>& args, int64_t row, int64_t co
   const T* x = args.x.data + col * args.x.block_stride;
   for (int64_t first = begin; first < end; first += RESIDENT_TOKENS) {
     const int64_t tokens = smaller(RESIDENT_TOKENS, end - first);
-    with_even_tiles<T>(outputs_of_row(args.grid, row), [&](auto n, int64_t output, int64_t tiles) {
-      constexpr int ROWS = decltype(n)::value;
-      for (; tiles > 0; --tiles, output += ROWS)
-        short_rows_tile<ROWS>(args, grad_y + output, x, args.groups.entries + first, tokens,
-                              grad + output * args.grid.in, first > begin);
-    });
+    const auto tile = [&](auto n, int64_t output) {
+      short_rows_tile<decltype(n)::value>(args, grad_y + output, x, args.groups.entries + first,
+                                          tokens, grad + output * args.grid.in, first > begin);
+    };
+    int64_t output = 0;
+    // Where registers hold so many: fewer times through the tokens.
+    if constexpr (PANEL * PANEL_VECTORS<T> <= BLOCKGATE_ACCUMULATORS)
+      for (; output + PANEL <= outputs_of_row(args.grid, row); output += PANEL)
+        tile(RowCount<PANEL>(), output);
+    if (output == outputs_of_row(args.grid, row)) continue;
+    with_even_tiles<T>(outputs_of_row(args.grid, row) - output,
+                       [&](auto n, int64_t at, int64_t tiles) {
+                         for (at += output; tiles > 0; --tiles, at += decltype(n)::value) tile(n, at);
+                       });
   }
 }
 

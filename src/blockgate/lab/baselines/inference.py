@@ -16,7 +16,8 @@ from blockgate.lab.baselines.patterns import found_pattern
 from blockgate.lab.baselines.static import StaticBlockLinear, StaticBlockLSTM
 from blockgate.layers import DynamicSparseLinear, DynamicSparseLSTM
 from blockgate.layers.dropout import is_hooked
-from blockgate.runtime.recurrent import LSTMInterface, LSTMState, Segments, is_plain_lstm, run_layers, step_by_step
+from blockgate.runtime.cells import State
+from blockgate.runtime.recurrent import LSTMInterface, Segments, has_projection, run_layer, run_layers, step_by_step
 
 if TYPE_CHECKING:
     from blockgate.gates import Gate
@@ -74,7 +75,9 @@ def _replaced(model: nn.Module, what: str, make: Any) -> nn.Module:
 def _is_replaceable(module: nn.Module) -> bool:
     if is_hooked(module):
         return False
-    return type(module) in LINEAR or (isinstance(module, nn.LSTM) and type(module) in LSTMS and is_plain_lstm(module))
+    if isinstance(module, nn.LSTM):
+        return type(module) in LSTMS and not module.bidirectional and not has_projection(module)
+    return type(module) in LINEAR
 
 
 def _weights(layer: nn.Module) -> dict[str, Tensor]:
@@ -152,12 +155,17 @@ class SparseLSTM(LSTMInterface):
             end = name.removeprefix("weight_")
             self.add_module(end, SparseLinear(weight, _bias(lstm, f"bias_{end}")))
 
-    def _run(self, rows: Tensor, segments: Segments, state: LSTMState) -> tuple[Tensor, LSTMState]:
+    def _run(self, rows: Tensor, segments: Segments, state: State) -> tuple[Tensor, State]:
         layers = [
-            (self.get_submodule(f"ih_l{n}"), partial(step_by_step, product=self.get_submodule(f"hh_l{n}")))
+            partial(
+                run_layer,
+                segments=segments,
+                product=self.get_submodule(f"ih_l{n}"),
+                recurrence=partial(step_by_step, product=self.get_submodule(f"hh_l{n}")),
+            )
             for n in range(self.num_layers)
         ]
-        return run_layers(rows, segments, state, layers)
+        return run_layers(rows, state, layers)
 
 
 def _block_layer(layer: nn.Module, block_size: int | tuple[int, int]) -> nn.Module | None:

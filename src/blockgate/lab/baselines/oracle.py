@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from blockgate.errors import invalid
 from blockgate.gates import register_gate
+from blockgate.gates.magnitude import contributions
 from blockgate.gates.topk import TopKGate
-from blockgate.grid import BlockGrid
 from blockgate.ops import topk_gates
 
 __all__ = ["OracleGate", "contributions", "recovered"]
@@ -60,18 +59,6 @@ class OracleGate(TopKGate):
 
     def reset_near_dense(self, weight: Tensor | None = None) -> None:
         """Nothing to set: with all blocks open it is dense."""
-
-
-def contributions(x: Tensor, weight: Tensor, grid: BlockGrid) -> Tensor:
-    """Squared norm of every block's product with every row, (N, r * c), for x (N, n) and weight (m, n)."""
-    rows, columns, (height, width) = grid.out_blocks, grid.in_blocks, grid.block
-    missing = columns * width - grid.in_features
-    blocks = F.pad(weight, (0, missing, 0, rows * height - grid.out_features)).view(rows, height, columns, width)
-    parts = F.pad(x, (0, missing)).view(-1, columns, width)
-    # |W x|^2 = x^T (W^T W) x: for thin blocks far less work than the products.
-    squares = torch.einsum("rhcv,rhcw->cvwr", blocks, blocks).flatten(1, 2)
-    pairs = torch.einsum("ncv,ncw->cnvw", parts, parts).flatten(2)
-    return torch.bmm(pairs, squares).permute(1, 2, 0).flatten(1).clamp(min=0)
 
 
 def recovered(gate: float, static: float, oracle: float) -> float | None:

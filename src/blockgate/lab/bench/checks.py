@@ -18,6 +18,7 @@ __all__ = [
     "SHORT_NAMES",
     "by_reference",
     "open_gates",
+    "packed_dense_name",
     "relative_error",
     "require_close",
     "require_density",
@@ -30,6 +31,11 @@ SHORT_NAMES = {dtype: name for name, dtype in PACKED_TYPES.items()}
 # Largest relative error against the reference that may still be timed. A rounding difference now and then turns the
 # choice between two blocks of nearly equal score, which changes an output by a few percent; a wrong kernel changes all.
 MOST_ERROR = 0.1
+
+
+def packed_dense_name(dtype: torch.dtype) -> str:
+    """What the dense model, packed by blockgate, is called in every table."""
+    return f"blockgate {SHORT_NAMES[dtype]}, dense"
 
 
 def open_gates(model: nn.Module) -> nn.Module:
@@ -79,6 +85,6 @@ def by_reference(model: nn.Module, packed: nn.Module | None = None) -> nn.Module
         if isinstance(blocks, PackedBlocks):
             # "layers.0.ih_l0.packed" holds "layers.0.weight_ih_l0", "decoder.packed" holds "decoder.weight".
             layer = name.removesuffix("packed")
-            weight = re.sub(r"([ih]h_l\d+)\.$", r"weight_\1", layer)
+            weight = re.sub(r"([ih]h_l\d+(_reverse)?)\.$", r"weight_\1", layer)
             judge.get_parameter(weight if weight != layer else f"{layer}weight").copy_(blocks.weight())
     return judge

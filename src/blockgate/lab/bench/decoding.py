@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from blockgate.errors import BlockgateError
+from blockgate.inspect.timing import carry_on
 from blockgate.lab.bench.checks import relative_error
-from blockgate.lab.bench.timing import carry_on
 from blockgate.lab.models import ImageNetwork, LanguageModel
 
 __all__ = ["require_same", "single_steps"]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from blockgate.convert import pack
-from blockgate.lab.bench.checks import by_reference, open_gates, require_close
+from blockgate.inspect.timing import carry_on, in_turn
+from blockgate.lab.bench.checks import by_reference, open_gates, packed_dense_name, require_close
 from blockgate.lab.bench.comparison import Arm, Comparison
 from blockgate.lab.bench.engines import engines
-from blockgate.lab.bench.timing import carry_on, in_turn
 from blockgate.lab.models import LanguageModel, LanguageModelConfig
 from blockgate.layers import DynamicSparseLSTM
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from blockgate.lab.bench.recurrent import Floors, RecurrentCase
 
-__all__ = ["compare_language_models", "dense_model"]
+__all__ = ["compare_language_models", "dense_model", "random_words"]
 
 INPUTS = 16
 
@@ -45,7 +45,7 @@ def compare_language_models(case: RecurrentCase, vocabulary: int, floors: Floors
         floors: the least speed-up over the fastest of the engines, by sparsity.
     """
     torch.manual_seed(0)
-    dense, words = dense_model(case, vocabulary), _words(case, vocabulary)
+    dense, words = dense_model(case, vocabulary), random_words(case, vocabulary)
     arms, left_out = [], {}
     for name, build in engines(words[0]).items():
         try:
@@ -56,10 +56,14 @@ def compare_language_models(case: RecurrentCase, vocabulary: int, floors: Floors
             arms.append(Arm(name=name, call=in_turn(words, carry_on(step)), rival=True))
         except (ImportError, RuntimeError, NotImplementedError) as error:
             left_out[name] = str(error).splitlines()[0]
+    # The dense model packed alike: what of the gain has nothing to do with gates.
+    packed = pack(dense, torch.int8)
+    require_close(_centred(packed(words[0])[0]), _centred(dense(words[0])[0]), packed_dense_name(torch.int8))
+    arms.append(Arm(name=packed_dense_name(torch.int8), call=in_turn(words, carry_on(packed))))
     for sparsity, floor in floors.items():
         name = f"blockgate int8 {sparsity:.0%}, dense decoder"
-        packed = _packed(dense, sparsity, case, words[0])
-        arms.append(Arm(name=name, call=in_turn(words, carry_on(packed)), floor=floor))
+        gated = _packed(dense, sparsity, case, words[0])
+        arms.append(Arm(name=name, call=in_turn(words, carry_on(gated)), floor=floor))
     work = f"LSTM language model, {vocabulary} words, {case.sizes}"
     return Comparison(work=work, arms=arms, left_out=left_out)
 
@@ -79,7 +83,7 @@ def _centred(log_probabilities: Tensor) -> Tensor:
     return log_probabilities - log_probabilities.mean(dim=-1, keepdim=True)
 
 
-def _words(case: RecurrentCase, vocabulary: int) -> list[Tensor]:
+def random_words(case: RecurrentCase, vocabulary: int) -> list[Tensor]:
     """Texts (T, N) that arms read in turn."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randint(vocabulary, (case.steps, case.batch), generator=generator) for _ in range(INPUTS)]

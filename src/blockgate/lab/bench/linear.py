@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from blockgate.convert import pack
+from blockgate.inspect.timing import Timing, in_turn, interleave
 from blockgate.lab.bench.checks import (
     SHORT_NAMES,
     by_reference,
     open_gates,
+    packed_dense_name,
     relative_error,
     require_close,
     require_density,
@@ -21,7 +23,6 @@ from blockgate.lab.bench.checks import (
 from blockgate.lab.bench.comparison import Arm
 from blockgate.lab.bench.engines import torch_int8
 from blockgate.lab.bench.machine import read_bandwidth
-from blockgate.lab.bench.timing import Timing, in_turn, interleave
 from blockgate.layers import DynamicSparseLinear
 
 if TYPE_CHECKING:
@@ -47,20 +48,24 @@ class LinearCase:
     out_features: int
     in_features: int
     batch: int = 1
-    block: int = 128
+    block: int | tuple[int, int] = 128
     key: int = 128
+    gate: str = "topk"
     sparsities: tuple[float, ...] = (0.0, 0.5, 0.75, 0.9)
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.int8)
     select: str = "global"
     static: bool = True
     cold: bool = False
+    cpu_time: bool = False
 
     @property
     def title(self) -> str:
         """For tables and progress bars."""
-        cache = ", evicted cache" if self.cold else ""
+        cache = (", evicted cache" if self.cold else "") + (", processor time" if self.cpu_time else "")
+        block = self.block if isinstance(self.block, int) else "x".join(map(str, self.block))
+        gate = "" if self.gate == "topk" else f", gate {self.gate}"
         return (
-            f"{self.out_features}x{self.in_features}, batch {self.batch}, block {self.block}, key {self.key}, "
+            f"{self.out_features}x{self.in_features}, batch {self.batch}, block {block}, key {self.key}{gate}, "
             f"{torch.get_num_threads()} threads{cache}"
         )
 
@@ -118,17 +123,19 @@ class LinearResult:
 
 
 def dynamic_layer(case: LinearCase, sparsity: float) -> DynamicSparseLinear:
-    """A random layer whose scores are all positive, so that exactly the asked blocks open."""
+    """A random layer that opens exactly the asked blocks: margins do, and other scores are made positive."""
     layer = DynamicSparseLinear(
         case.in_features,
         case.out_features,
         block_size=case.block,
         key_size=min(case.key, case.in_features),
         sparsity=sparsity,
-        normalise="mean",
+        gate=case.gate,
+        normalise=None if case.gate == "margin" else "mean",
         select=case.select,
     )
-    open_gates(layer)
+    if case.gate != "margin":
+        open_gates(layer)
     return layer.eval()
 
 
@@ -140,6 +147,7 @@ def run_linear(case: LinearCase, *, seconds: float, progress: Callable[[], None]
     dense = nn.Linear(case.in_features, case.out_features).eval()
     arms = [LinearArm(name=DENSE, call=in_turn(inputs, dense), weight_bytes=dense.weight.numel() * 4)]
     left_out: dict[str, str] = {}
+    arms += _packed_dense_arms(case, dense, inputs)
     for sparsity in case.sparsities:
         arms += _dynamic_arms(case, sparsity, inputs)
     if case.static:
@@ -153,6 +161,19 @@ def run_linear(case: LinearCase, *, seconds: float, progress: Callable[[], None]
     timings = interleave({arm.name: arm.call for arm in arms}, seconds=seconds, cold=case.cold, progress=progress)
     bandwidth = read_bandwidth(arms[0].weight_bytes)
     return LinearResult(case=case, arms=arms, timings=timings, left_out=left_out, bandwidth=bandwidth)
+
+
+def _packed_dense_arms(case: LinearCase, dense: nn.Linear, inputs: list[Tensor]) -> list[LinearArm]:
+    """The dense layer packed by blockgate: what of the gain has nothing to do with gates."""
+    want, arms = dense(inputs[0]), []
+    for dtype in case.dtypes:
+        packed, name = pack(dense, dtype), packed_dense_name(dtype)
+        got = packed(inputs[0])
+        require_close(got, want, name, PACKED_ERROR[dtype])
+        size = dense.weight.numel() * torch.empty((), dtype=dtype).element_size()
+        error = relative_error(got, want)
+        arms.append(LinearArm(name=name, call=in_turn(inputs, packed), weight_bytes=size, error=error))
+    return arms
 
 
 def _dynamic_arms(case: LinearCase, sparsity: float, inputs: list[Tensor]) -> list[LinearArm]:
@@ -210,7 +231,9 @@ def _csr(dense: nn.Linear, sparsity: float) -> nn.Module:
     return _SparseWeight((dense.weight.detach() * keep).to_sparse_csr(), dense.bias.detach())
 
 
-def _bsr(dense: nn.Linear, sparsity: float, block: int) -> nn.Module:
+def _bsr(dense: nn.Linear, sparsity: float, block: int | tuple[int, int]) -> nn.Module:
+    if not isinstance(block, int):
+        raise NotImplementedError("compared for square blocks")
     rows, columns = dense.out_features // block, dense.in_features // block
     if rows * block != dense.out_features or columns * block != dense.in_features:
         raise NotImplementedError("torch's BSR needs sizes that blocks divide")

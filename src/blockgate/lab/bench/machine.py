@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
+import time
 from pathlib import Path
 
 import torch
 
 from blockgate._version import __version__
-from blockgate.lab.bench.timing import cache_bytes, seconds_of
+from blockgate.inspect.timing import cache_bytes, cpu_name, seconds_of
 from blockgate.ops import native
 
-__all__ = ["describe", "peak_flops", "read_bandwidth"]
+__all__ = ["Others", "describe", "peak_flops", "read_bandwidth"]
 
 
 def describe() -> dict[str, str | int]:
     """Hardware and versions, for the head of every result."""
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "instruction set": native.isa() or "none (reference)",
         "last-level cache": f"{cache_bytes() >> 20} MiB",
@@ -28,6 +30,37 @@ def describe() -> dict[str, str | int]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
     }
+
+
+class Others:
+    """How much of the machine other processes use from its making on: whether times were taken on a quiet machine."""
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic(), _others_seconds()
+
+    @property
+    def cores(self) -> float | None:
+        """How many cores the others have used since then, on average; None where it can't be read."""
+        begin, before = self._begin
+        after = _others_seconds()
+        if before is None or after is None:
+            return None
+        return max(0.0, after - before) / max(1e-3, time.monotonic() - begin)
+
+    def __str__(self) -> str:
+        cores = self.cores
+        return "unknown" if cores is None else f"{cores:.2f} of {os.cpu_count()} cores"
+
+
+def _others_seconds() -> float | None:
+    """Processor time that everything but this process and its ended children has used; None where it can't be read."""
+    try:
+        user, nice, system, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
+    except (OSError, ValueError):
+        return None
+    own = os.times()
+    ours = own.user + own.system + own.children_user + own.children_system
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK") - ours
 
 
 def read_bandwidth(size: int, *, repeats: int = 15) -> float:
@@ -42,16 +75,6 @@ def peak_flops(*, size: int = 2048, repeats: int = 5) -> float:
     a, b = torch.randn(size, size), torch.randn(size, size)
     best = min(seconds_of(lambda: a @ b) for _ in range(repeats))
     return 2 * size**3 / best
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    facts = dict(line.split(":", 1) for line in lines if ":" in line)
-    names = {key.strip(): value.strip() for key, value in facts.items()}
-    return f"{names.get('model name', platform.machine())} (family {names.get('cpu family', '?')})"
 
 
 def _commit() -> str:

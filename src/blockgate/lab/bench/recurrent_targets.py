@@ -1,4 +1,4 @@
-"""What `blockgate bench lstm` and `bench qrnn` compare, each with the speed-up we promise over the fastest rival."""
+"""What `blockgate bench` compares of recurrent networks, with the speed-up we promise over the fastest rival."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable
 import torch
 
 from blockgate.lab.bench.comparison import Comparison
+from blockgate.lab.bench.greedy import compare_greedy
 from blockgate.lab.bench.language_model import compare_language_models
-from blockgate.lab.bench.recurrent import RecurrentCase, lstm_decode, lstm_training, qrnn_decode, qrnn_training
+from blockgate.lab.bench.recurrent import RecurrentCase, cell_decode, cell_training, qrnn_decode, qrnn_training
 
-__all__ = ["LSTM_COMPARISONS", "QRNN_COMPARISONS", "Planned"]
+__all__ = ["RECURRENT_COMPARISONS", "Planned"]
 
 FP32, BF16, INT8 = torch.float32, torch.bfloat16, torch.int8
 
@@ -28,10 +29,10 @@ class Planned:
         self.title, self.build, self.cold = title, build, cold
 
 
-LSTM_COMPARISONS = (
+_LSTM = (
     Planned(
         "decode 2 x 1536",
-        lambda: lstm_decode(
+        lambda: cell_decode(
             RecurrentCase(),
             {
                 FP32: {0.5: 1.8, 0.75: 3.2, 0.9: 6.5},
@@ -47,22 +48,60 @@ LSTM_COMPARISONS = (
         cold=True,
     ),
     Planned(
+        "language model, likeliest word",
+        lambda: compare_greedy(
+            RecurrentCase(), 10_000, {"dense": {0.5: 1.35, 0.9: 2.4}, "screened": {0.5: 1.6, 0.9: 3.2}}
+        ),
+        cold=True,
+    ),
+    Planned(
         "language model, prompt of 35 tokens",
         lambda: compare_language_models(RecurrentCase(steps=35), 10_000, {0.5: 1.0, 0.75: None, 0.9: None}),
     ),
     Planned(
+        "both ways 1 x 512",
+        lambda: cell_decode(
+            RecurrentCase(both=True, hidden=512, layers=1, block=64, key=64, steps=50), {FP32: {0.5: None, 0.75: None}}
+        ),
+    ),
+    Planned(
         "training 2 x 1536",
-        lambda: lstm_training(RecurrentCase(batch=20, steps=35), {0.5: 1.2, 0.75: None, 0.9: 2.5}),
+        lambda: cell_training(RecurrentCase(batch=20, steps=35), {0.5: 1.2, 0.75: None, 0.9: 2.5}),
     ),
     Planned(
         "training 2 x 256",
-        lambda: lstm_training(
+        lambda: cell_training(
             RecurrentCase(hidden=256, block=32, key=64, batch=20, steps=35), {0.5: 1.0, 0.75: None, 0.9: 1.5}
         ),
     ),
 )
 
-QRNN_COMPARISONS = (
+_GRU = (
+    Planned(
+        "decode 2 x 1536",
+        lambda: cell_decode(RecurrentCase(cell="GRU"), {t: {0.5: None, 0.75: None, 0.9: None} for t in (FP32, INT8)}),
+        cold=True,
+    ),
+    Planned(
+        "decode 2 x 512",
+        lambda: cell_decode(
+            RecurrentCase(cell="GRU", hidden=512, block=64, key=64), {t: {0.5: None, 0.75: None} for t in (FP32, INT8)}
+        ),
+    ),
+    Planned(
+        "both ways 1 x 512",
+        lambda: cell_decode(
+            RecurrentCase(cell="GRU", both=True, hidden=512, layers=1, block=64, key=64, steps=50),
+            {FP32: {0.5: None, 0.75: None}},
+        ),
+    ),
+    Planned(
+        "training 2 x 1536",
+        lambda: cell_training(RecurrentCase(cell="GRU", batch=20, steps=35), {0.5: None, 0.75: None, 0.9: None}),
+    ),
+)
+
+_QRNN = (
     Planned(
         "decode 4 x 1536",
         lambda: qrnn_decode(RecurrentCase(layers=4), {t: {0.5: None, 0.9: None} for t in (FP32, BF16, INT8)}),
@@ -73,3 +112,5 @@ QRNN_COMPARISONS = (
         lambda: qrnn_training(RecurrentCase(layers=4, batch=20, steps=105), {0.5: 1.2, 0.75: None, 0.9: 3}),
     ),
 )
+
+RECURRENT_COMPARISONS = {"lstm": _LSTM, "gru": _GRU, "qrnn": _QRNN}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from blockgate.inspect.timing import using_threads
 from blockgate.lab.bench.linear import DENSE, LinearCase, run_linear
-from blockgate.lab.bench.timing import using_threads
 from blockgate.lab.bench.training import arm_name, run_training
 
 if TYPE_CHECKING:
@@ -53,12 +53,13 @@ class Target:
 
 @dataclass(kw_only=True, slots=True)
 class TargetResult:
-    """What a target reached."""
+    """What a target reached; `packed_dense` is the speed-up of the dense layer packed alike."""
 
     target: Target
     speedups: list[float]
     cold_speedups: list[float] | None
     dense_seconds: float
+    packed_dense: float | None = None
     memory_ratios: list[float] | None = None
 
     @property
@@ -75,6 +76,7 @@ class TargetResult:
             "speedups": self.speedups,
             "evicted_cache_speedups": self.cold_speedups,
             "dense_seconds": self.dense_seconds,
+            "packed_dense_speedup": self.packed_dense,
             "memory_ratios": self.memory_ratios,
             "met": self.met,
         }
@@ -87,11 +89,13 @@ def run_target(target: Target, *, seconds: float, progress: Callable[[], None] =
             return _run_training(target, seconds, progress)
         hot = run_linear(target.case(), seconds=seconds, progress=progress)
         cold = run_linear(target.case(cold=True), seconds=seconds, progress=progress) if target.batch == 1 else None
+    _, packed_dense, *ours = hot.arms
     return TargetResult(
         target=target,
-        speedups=[hot.speedup(arm) for arm in hot.arms[1:]],
-        cold_speedups=None if cold is None else [cold.speedup(arm) for arm in cold.arms[1:]],
+        speedups=[hot.speedup(arm) for arm in ours],
+        cold_speedups=None if cold is None else [cold.speedup(arm) for arm in cold.arms[2:]],
         dense_seconds=hot.timings[DENSE].median,
+        packed_dense=hot.speedup(packed_dense),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from blockgate.inspect.timing import Timing, interleave
 from blockgate.lab.bench.linear import DENSE, LinearCase, dynamic_layer
-from blockgate.lab.bench.timing import Timing, interleave
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +55,8 @@ def run_training(
 ) -> TrainingResult:
     """Times forward and backward of every arm side by side, and measures what each needs at its peak."""
     steps = {DENSE: _training_step(case, None)} | {arm_name(s): _training_step(case, s) for s in case.sparsities}
-    timings = interleave(steps, seconds=seconds, progress=progress)
+    clock = time.thread_time if case.cpu_time else time.perf_counter
+    timings = interleave(steps, seconds=seconds, clock=clock, progress=progress)
     peaks = {}
     if memory:
         for name, sparsity in [(DENSE, None), *((arm_name(s), s) for s in case.sparsities)]:

@@ -64,11 +64,19 @@ class Vocabulary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Corpus:
-    """A text in numbers. `lines` and the tensors (T,) are given for train, valid and test; `<eos>` ends every line."""
+    """A text in numbers. `<eos>` ends every line.
+
+    Attributes:
+        vocabulary: its words.
+        parts: the numbers (T,) of train, valid and test.
+        lines: how many lines each part has.
+        missing: share of the words of each part that the vocabulary lacks; they are read as `<unk>`.
+    """
 
     vocabulary: Vocabulary
     parts: dict[str, Tensor]
     lines: dict[str, int]
+    missing: dict[str, float]
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Lines, words and tokens (words and one `<eos>` per line), for each part and in total."""
@@ -104,6 +112,7 @@ def load_corpus(name: str, folder: Path | str | None = None, *, vocabulary: Voca
         vocabulary=known,
         parts={part: known.encode(tokens) for part, tokens in words.items()},
         lines={part: len(text) for part, text in texts.items()},
+        missing={part: sum(word not in known for word in tokens) / len(tokens) for part, tokens in words.items()},
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from blockgate.errors import invalid, missing_extra
+from blockgate.errors import BlockgateError, invalid, missing_extra
 
 __all__ = ["SOURCES", "DataFile", "Source", "data_dir", "fetch", "locate"]
 
@@ -176,18 +176,30 @@ def fetch(
                 path=target,
                 downloader=pooch.HTTPDownloader(progressbar=progress or False, timeout=30),
             )
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # what requests and pooch raise: no connection, no such file, other bytes
+        except (OSError, ValueError) as error:  # of requests and pooch: no connection, no such file, other bytes
+            if (reason := _no_connection(error)) is not None:
+                raise BlockgateError(
+                    f"Download failed: {reason} ({address}). Retry, name another address with --mirror, or "
+                    "point BLOCKGATE_DATA to a copy."
+                ) from None
             raise invalid(
                 f"download of {address}",
                 expected=f"the published file, SHA-256 {file.sha256[:16]}...",
                 got=" ".join(str(error).split())[:300],
-                remedy="Try again, give another folder of the web with --mirror, or put the file into "
-                f"{target} yourself.",
+                remedy=f"Try again, give another address with --mirror, or put the file into {target} yourself.",
             ) from None
     return locate(name, folder)
+
+
+def _no_connection(error: Exception) -> str | None:
+    """Why nothing could be reached at all, in words: the error itself tells the state of a pool of connections.
+
+    By the names of its classes, since requests may be missing here.
+    """
+    names = [kind.__name__ for kind in type(error).__mro__]
+    reasons = {"SSLError": "no secure connection", "ProxyError": "the proxy can't be reached"}
+    reasons |= {"Timeout": "no answer in time", "ConnectionError": "no network"}
+    return next((reason for name, reason in reasons.items() if name in names), None)
 
 
 def _source(name: str) -> Source:

@@ -2,5 +2,6 @@
 
 from blockgate.lab.demo.experiment import DemoOrder, run_demo
 from blockgate.lab.demo.page import results_table, write_page
+from blockgate.lab.demo.verdict import speed_sentence
 
-__all__ = ["DemoOrder", "results_table", "run_demo", "write_page"]
+__all__ = ["DemoOrder", "results_table", "run_demo", "speed_sentence", "write_page"]

@@ -9,6 +9,7 @@ from html import escape
 from typing import Any
 
 from blockgate.lab.demo.gates import Trace
+from blockgate.lab.demo.verdict import UNRELIABLE
 
 __all__ = ["distribution_chart", "speed_chart", "trace_chart", "training_chart"]
 
@@ -64,8 +65,17 @@ def training_chart(arms: Sequence[dict[str, Any]]) -> str:
     return _svg(348, f"Validation perplexity falls during training while sparsity rises. At the end: {ends}.", parts)
 
 
-def speed_chart(layers: dict[str, Any]) -> str:
-    """Speed-up of the recurrent layers over dense ones by density, and the line that no overhead would give."""
+def speed_chart(layers: dict[str, Any], busy: str | None = None) -> str:
+    """Speed-up of the recurrent layers over dense ones by density, and the line that no overhead would give.
+
+    `busy` says why times can't be trusted: then that is shown instead.
+    """
+    if busy:
+        return _svg(
+            40,
+            f"No speed is shown. {UNRELIABLE}: {busy}.",
+            [_text(0, 14, UNRELIABLE, cls="strong"), _text(0, 34, busy)],
+        )
     points = layers["points"]
     series = {
         name: [(p["density"], p[key]) for p in points if p["engine"] == engine]
@@ -90,7 +100,9 @@ def speed_chart(layers: dict[str, Any]) -> str:
         *(_line([(x(d), y(s)) for d, s in line], number) for number, line in enumerate(series.values())),
     ]
     said = "; ".join(f"{d:.0%} open: {s:.2f} times" for d, s in series["fp32"])
-    return _svg(301, f"Speed-up of the packed fp32 layers over dense torch. {said}. Ideal: 1 / density.", parts)
+    return _svg(
+        301, f"Speed-up of the packed fp32 layers over the fastest dense ones. {said}. Ideal: 1 / density.", parts
+    )
 
 
 def distribution_chart(arms: Sequence[dict[str, Any]]) -> str:

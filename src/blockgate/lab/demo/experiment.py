@@ -13,14 +13,15 @@ import torch
 
 from blockgate.errors import invalid, missing_extra
 from blockgate.grid import as_int, check_size
+from blockgate.inspect.timing import ROUNDS, Timing, using_threads
 from blockgate.lab.bench import machine
-from blockgate.lab.bench.timing import ROUNDS, Timing, using_threads
 from blockgate.lab.demo.arms import ARMS, TrainedArm, arm_run, train_arm
 from blockgate.lab.demo.gates import Trace, distribution, trace_sentence
-from blockgate.lab.demo.timing import INPUTS, Way, time_layers, time_models, ways_to_run
+from blockgate.lab.demo.timing import INPUTS, Way, busy_reason, time_layers, time_models, ways_to_run
 from blockgate.lab.models import count_costs
 from blockgate.lab.training import record_test
 from blockgate.lab.training.config import LanguageModelRun, run_to_plain
+from blockgate.lab.training.logs import Lines
 from blockgate.lab.training.tasks import LanguageTask
 from blockgate.ops import describe_auto
 
@@ -44,6 +45,7 @@ class DemoOrder:
         seed: of everything random.
         threads: of the CPU; torch's own number if None.
         command: as it was typed, for the page.
+        program: how a shell calls blockgate, for the commands that the page shows.
     """
 
     output: Path
@@ -51,6 +53,7 @@ class DemoOrder:
     seed: int = 1
     threads: int | None = None
     command: str = "blockgate demo"
+    program: str = "blockgate"
 
     def check(self) -> None:
         """Refuses what can't work before any time is spent."""
@@ -86,6 +89,8 @@ def _run(order: DemoOrder, console: Console, began: float) -> tuple[dict[str, An
     threads = torch.get_num_threads()
     about = {**machine.describe(), "backend": describe_auto()}
     arms = []
+    expected = "half a minute" if order.quick else "3 to 4 minutes on two idle CPU cores, more if others use them"
+    console.print(f"This takes about {expected}.", highlight=False, soft_wrap=True)
     for number, arm in enumerate(ARMS):
         console.print(f"[bold]{number + 1}/{len(ARMS) + 1} training: {arm.label}[/bold]", highlight=False)
         folder = order.output / "runs" / arm.name
@@ -99,16 +104,21 @@ def _run(order: DemoOrder, console: Console, began: float) -> tuple[dict[str, An
     counted = [_count(one) for one in arms]
     with torch.no_grad():
         ways, left_out = ways_to_run(arms, inputs)
-        perplexities = [_perplexity(way, task) for way in ways]
+        perplexities = _perplexities(ways, task)
         seconds = TIMED_QUICK if order.quick else TIMED
+        others = machine.Others()
         with _bar(console, "timing models") as progress:
             timed = time_models(ways, inputs, seconds=seconds, progress=progress)
         with _bar(console, "timing layers") as progress:
-            layers = time_layers(ways, arms[-1], inputs, seconds=seconds / 2, progress=progress)
+            layers, of_layers = time_layers(ways, arms[-1], inputs, seconds=seconds / 2, progress=progress)
+        compared = [timed.timings[way.name] for way in ways if not way.rival or way.name == timed.best_rival]
+        busy = busy_reason(others.cores, threads, compared + of_layers)
+        about["used by other processes"] = str(others)
         trace = trace_sentence(arms[-1].arm.label, arms[-1].trained, task.corpus)
     macs = {one["name"]: one["macs"] for one in counted}
     numbers = {
         "command": order.command,
+        "program": order.program,
         "quick": order.quick,
         "seed": order.seed,
         "threads": threads,
@@ -117,18 +127,19 @@ def _run(order: DemoOrder, console: Console, began: float) -> tuple[dict[str, An
         "corpus": task.corpus.statistics() | {"vocabulary": len(task.corpus.vocabulary)},
         "run": run_to_plain(arms[-1].trained.run),
         "arms": counted,
-        "fastest_torch": timed.best_rival,
+        "fastest_dense": timed.best_rival,
+        "busy": busy,
         "speeds": [
             {
                 "model": way.arm.name,
                 "label": way.arm.label,
                 "engine": way.engine,
-                "test_perplexity": perplexity,
+                "test_perplexity": perplexities[way.name],
                 "macs": macs[way.arm.name],
                 **_times(timed.timings[way.name]),
                 "speedup": timed.speedup(way.name),
             }
-            for way, perplexity in zip(ways, perplexities, strict=True)
+            for way in ways
         ],
         "layers": layers,
         "left_out": left_out,
@@ -158,20 +169,38 @@ def _count(one: TrainedArm) -> dict[str, Any]:
     }
 
 
-def _perplexity(way: Way, task: LanguageTask) -> float:
-    """Of exactly the model that is timed."""
-    return task.metrics(task.evaluate(way.model, "test", torch.device("cpu")))["perplexity"]
+def _perplexities(ways: list[Way], task: LanguageTask) -> dict[str, float | None]:
+    """Of exactly the models that are timed; None for engines that read single words only."""
+    return {
+        way.name: None
+        if way.model is None
+        else task.metrics(task.evaluate(way.model, "test", torch.device("cpu")))["perplexity"]
+        for way in ways
+    }
 
 
-def _times(timing: Timing) -> dict[str, float]:
-    return {"seconds": timing.median, "p10": timing.p10, "p90": timing.p90, "tokens_per_second": 1 / timing.median}
+def _times(timing: Timing) -> dict[str, Any]:
+    return {
+        "seconds": timing.median,
+        "p10": timing.p10,
+        "p90": timing.p90,
+        "rounds": timing.rounds,
+        "tokens_per_second": 1 / timing.median,
+    }
 
 
 @contextmanager
 def _bar(console: Console, title: str) -> Iterator[Any]:
-    """A progress bar for the rounds of a comparison; gives what moves it."""
+    """A progress bar for the rounds of a comparison, or lines where none can be drawn; gives what moves it."""
     from rich.progress import Progress
 
+    lines = Lines(f"{title}, rounds", ROUNDS, say=lambda text: console.print(text, highlight=False, soft_wrap=True))
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=ROUNDS)
-        yield lambda: bar.advance(task)
+
+        def advance() -> None:
+            bar.advance(task)
+            if not console.is_terminal:
+                lines.update(int(bar.tasks[0].completed))
+
+        yield advance

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -16,10 +17,21 @@ from blockgate.inspect.table import markdown_table, short, to_percent
 from blockgate.lab.demo.arms import CURVE_WORDS
 from blockgate.lab.demo.charts import distribution_chart, speed_chart, trace_chart, training_chart
 from blockgate.lab.demo.gates import Trace
+from blockgate.lab.demo.verdict import quality_sentence, speed_cell, speed_sentence
 
 __all__ = ["HEAD", "results_table", "table_rows", "write_page"]
 
-HEAD = ["model", "run by", "test perplexity", "multiply-adds", "open", "us per token", "tokens/s", "speed-up"]
+HEAD = [
+    "model",
+    "run by",
+    "perplexity",
+    "multiply-adds",
+    "open",
+    "us per token",
+    "p10-p90",
+    "tokens/s",
+    "speed-up",
+]
 PAGE, NUMBERS = "report.html", "numbers.json"
 
 
@@ -30,12 +42,13 @@ def table_rows(numbers: dict[str, Any]) -> list[list[str]]:
         [
             one["label"],
             one["engine"],
-            f"{one['test_perplexity']:.1f}",
+            "-" if one["test_perplexity"] is None else f"{one['test_perplexity']:.1f}",
             short(one["macs"]),
             to_percent(density[one["model"]]),
             f"{one['seconds'] * 1e6:.0f}",
+            f"{one['p10'] * 1e6:.0f}-{one['p90'] * 1e6:.0f}",
             f"{one['tokens_per_second']:,.0f}",
-            f"{one['speedup']:.2f}x",
+            speed_cell(numbers, one),
         ]
         for one in numbers["speeds"]
     ]
@@ -68,20 +81,21 @@ def _page(numbers: dict[str, Any], trace: Trace, folder: Path) -> str:
     threads = numbers["threads"]
     return template.substitute(
         warning=_warning(numbers),
-        verdict=escape(_verdict(numbers)),
+        verdict=escape(f"{quality_sentence(numbers)} {_capital(speed_sentence(numbers))}"),
         table=_table(numbers),
         threads=f"{threads} thread" + ("" if threads == 1 else "s"),
-        baseline=escape(numbers["fastest_torch"]),
+        baseline=escape(numbers["fastest_dense"]),
         left_out="".join(
             f"<p>Not measured: {escape(n)} ({escape(why)}).</p>" for n, why in numbers["left_out"].items()
         ),
         training_chart=training_chart(numbers["arms"]),
         training_legend=_legend([arm["label"] for arm in numbers["arms"]], _LINES),
-        speed_chart=speed_chart(numbers["layers"]),
+        layers_baseline=escape(numbers["layers"]["fastest_dense"]),
+        speed_chart=speed_chart(numbers["layers"], numbers["busy"]),
         speed_legend=_legend(
             [
-                "int8, over dense torch",
-                "fp32, over dense torch",
+                "int8, over the fastest dense way",
+                "fp32, over the fastest dense way",
                 "fp32, over dense packed by blockgate in fp32",
                 "ideal: 1 / density",
             ],
@@ -93,7 +107,8 @@ def _page(numbers: dict[str, Any], trace: Trace, folder: Path) -> str:
         trace_label=escape(trace.label),
         method="\n".join(f"<li>{escape(line)}</li>" for line in _method(numbers)),
         facts="\n".join(f"<dt>{escape(n)}</dt><dd>{escape(str(v))}</dd>" for n, v in _facts(numbers).items()),
-        runs=escape(str(folder / "runs")),
+        program=escape(numbers["program"]),
+        runs=escape(shlex.quote(str(folder / "runs"))),
         version=escape(__version__),
     )
 
@@ -107,24 +122,15 @@ def _warning(numbers: dict[str, Any]) -> str:
     )
 
 
-def _verdict(numbers: dict[str, Any]) -> str:
-    """The result in two sentences, as it came out."""
-    dense, sparse = numbers["arms"][0], numbers["arms"][-1]
-    speed = {one["model"]: one["speedup"] for one in numbers["speeds"] if one["engine"] == "blockgate fp32"}
-    return (
-        f"With {sparse['density']:.0%} of the recurrent weights open, the model does "
-        f"{sparse['macs'] / dense['macs']:.0%} of the dense model's multiply-adds and reaches a test perplexity of "
-        f"{sparse['test_perplexity']:.1f} (dense: {dense['test_perplexity']:.1f}). In float32 it runs at "
-        f"{speed[sparse['name']]:.2f} times the speed of torch's dense model, and at "
-        f"{speed[sparse['name']] / speed[dense['name']]:.2f} times that of the same dense model packed by blockgate."
-    )
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _table(numbers: dict[str, Any]) -> str:
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in HEAD)
     lines = []
     for one, (label, *cells) in zip(numbers["speeds"], table_rows(numbers), strict=True):
-        kind = ' class="baseline"' if f"{one['label']} / {one['engine']}" == numbers["fastest_torch"] else ""
+        kind = ' class="baseline"' if f"{one['label']} / {one['engine']}" == numbers["fastest_dense"] else ""
         body = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         lines.append(f'<tr{kind}><th scope="row">{escape(label)}</th>{body}</tr>')
     rows = "\n".join(lines)
@@ -169,17 +175,20 @@ def _method(numbers: dict[str, Any]) -> list[str]:
         f"{run['optimizer']['lr']:g}, the same for all models and tuned for none; sparsity rises from epoch "
         f"{run['ramp']['begin']:g} to {run['ramp']['end']:g}. One seed, {numbers['seed']}: small differences in "
         "perplexity mean nothing.",
-        "Test perplexity: over all test words, of exactly the model that is timed, so int8 rows show what rounding "
-        f"costs. The curves are drawn on some {CURVE_WORDS:,} words of validation text.",
+        "Perplexity: over all test words, of exactly the model that is timed, so int8 rows show what rounding "
+        "costs. ONNX Runtime runs single words only here, so its perplexity is not measured. The curves are drawn on "
+        f"some {CURVE_WORDS:,} words of validation text.",
         "Multiply-adds: for one token, gates and decoder included, with the share of open blocks as measured on the "
         "test text. “Open” is the share of the recurrent weights that a word meets; rounding to whole blocks makes it "
         "differ from what was asked.",
         "Time: the median over single calls, each reading the next word of the test text with the state carried on; "
-        "all models take turns within one run, so that what else the machine does hits them alike. Nothing else should "
-        "run meanwhile. Before timing, packed float32 models were required to give the outputs of the trained ones, "
-        "and int8 models to come close.",
-        "torch: oneDNN packs the weights of an LSTM again on every call, so torch is timed with and without it, and "
-        "the faster counts. torch int8 is its dynamic quantisation.",
+        "all models take turns within one run, so that other work on the machine affects them alike. If others "
+        "use more than a quarter of a core that the models need, or slow calls (p90) take more than twice as long "
+        "as fast ones (p10), no ratio is shown. Before timing, packed float32 models were required to give the outputs "
+        "of the trained ones, and int8 models to come close.",
+        "Speed-up: over the fastest way to run the dense model, whichever that is here: torch in float32 and in int8 "
+        "(its dynamic quantisation), ONNX Runtime if it is installed, or the dense model packed by blockgate. oneDNN "
+        "packs the weights of an LSTM again on every call, so torch in float32 is timed with and without it.",
     ]
 
 

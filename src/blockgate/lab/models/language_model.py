@@ -110,8 +110,10 @@ class LanguageModel(nn.Module):
         )
         tied = self.embedding.weight if config.tied else None
         out = size if config.projection else features
-        if config.cutoffs:
-            self.softmax: AdaptiveSoftmax | FullSoftmax = AdaptiveSoftmax(out, words, config.cutoffs, tied)
+        # A small vocabulary has fewer groups of rare words than the config, or none.
+        cutoffs = [cutoff for cutoff in config.cutoffs if cutoff < words]
+        if cutoffs:
+            self.softmax: AdaptiveSoftmax | FullSoftmax = AdaptiveSoftmax(out, words, cutoffs, tied)
         else:
             self.softmax = FullSoftmax(out, words, tied)
 
@@ -137,6 +139,17 @@ class LanguageModel(nn.Module):
         """Log-probabilities (T, N, vocabulary) of each next word for words (T, N), and the state to carry on."""
         features, carried, _ = self._features(words, carried)
         return self.softmax(features.flatten(0, -2)).view(*words.shape, self.words), carried
+
+    def likeliest(self, words: Tensor, carried: Carried | None = None, *, k: int = 1) -> tuple[Tensor, Tensor, Carried]:
+        """The k likeliest words after the last of words (T, N), in order of falling probability.
+
+        Returns:
+            Scores (N, k), which are log-probabilities but for a number that each row's words share; numbers of the
+            words (N, k); the state to carry on.
+        """
+        features, carried, _ = self._features(words, carried)
+        scores, numbers = self.softmax.likeliest(features[-1], k)
+        return scores, numbers, carried
 
     def loss(
         self, words: Tensor, targets: Tensor, carried: Carried | None = None, teacher: Tensor | None = None

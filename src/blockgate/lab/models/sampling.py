@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from blockgate.errors import invalid
 from blockgate.grid import check_seed
 from blockgate.lab.data import Vocabulary
 from blockgate.lab.data.corpus import END_OF_SENTENCE
+from blockgate.lab.models.language_model import LanguageModel
 
 __all__ = ["sample"]
 
 
 def sample(
-    model: nn.Module,
+    model: LanguageModel,
     vocabulary: Vocabulary,
     *,
     prompt: Sequence[str] = (),
@@ -54,7 +55,7 @@ def sample(
 
 @torch.no_grad()
 def _draw(
-    model: nn.Module,
+    model: LanguageModel,
     vocabulary: Vocabulary,
     before: list[str],
     words: int,
@@ -64,17 +65,22 @@ def _draw(
 ) -> Iterator[str]:
     generator = torch.Generator().manual_seed(seed)
     read, carried = vocabulary.encode(before)[:, None], None
+    # How many of the likeliest words need be known.
+    kept = 1 if temperature == 0 else None if top_k is None else min(top_k, len(vocabulary))
     for _ in range(words):
-        log_probabilities, carried = model(read, carried)
-        number = _choose(log_probabilities[-1, 0], temperature, top_k, generator)
+        if kept is None:
+            log_probabilities, carried = model(read, carried)
+            scores, numbers = log_probabilities[-1, 0].sort(descending=True)
+        else:
+            scores, numbers, carried = model.likeliest(read, carried, k=kept)
+            scores, numbers = scores[0], numbers[0]
+        number = _choose(scores, numbers, temperature, generator)
         yield vocabulary.words[int(number)]
         read = number.view(1, 1)
 
 
-def _choose(log_probabilities: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> Tensor:
-    """The number of one word, from log-probabilities (words,)."""
+def _choose(scores: Tensor, numbers: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+    """One of the words (k,) whose scores (k,) fall: log-probabilities, or what differs from them by one number."""
     if temperature == 0:
-        return log_probabilities.argmax()
-    kept = min(top_k or len(log_probabilities), len(log_probabilities))
-    values, numbers = log_probabilities.topk(kept)
-    return numbers[torch.multinomial((values / temperature).softmax(dim=0), 1, generator=generator)]
+        return numbers[:1]
+    return numbers[torch.multinomial((scores / temperature).softmax(dim=0), 1, generator=generator)]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from blockgate.errors import invalid
+from blockgate.runtime.screened import ScreenedLinear
 
 __all__ = ["AdaptiveSoftmax", "FullSoftmax", "at_least_float32"]
 
@@ -48,6 +49,12 @@ class FullSoftmax(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Log-probabilities (N, words) for x (N, features)."""
         return F.log_softmax(at_least_float32(self.decoder(x)), dim=-1)
+
+    def likeliest(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Scores and numbers (N, k) of the likeliest words for x (N, features): log-probabilities but for a sum."""
+        if isinstance(self.decoder, ScreenedLinear):
+            return self.decoder.topk(x, k)
+        return at_least_float32(self.decoder(x)).topk(k)
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Negative log-probability (N,) of each target (N,)."""
@@ -91,6 +98,10 @@ class AdaptiveSoftmax(nn.Module):
         frequent, *groups = head.split([self.bounds[0], *[1] * len(rare)], dim=-1)
         tails = [group + F.log_softmax(tail, dim=-1) for group, tail in zip(groups, rare, strict=True)]
         return torch.cat([frequent, *tails], dim=-1)
+
+    def likeliest(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and numbers (N, k) of the likeliest words for x (N, features)."""
+        return self(x).topk(k)  # type: ignore[no-any-return]
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Negative log-probability (N,) of each target (N,)."""

@@ -94,7 +94,7 @@ def _dynamic_run(
 
 
 def _static_run(base: Any, sparsity: float, words: int) -> Any:  # noqa: ARG001
-    gate = replace(square(base.model.gate), sparsity=sparsity)
+    gate = replace(square(base.model.gate), gate="topk", normalise="rms", sparsity=sparsity)
     return replace(dense_run(base), model=replace(base.model, matrices="static", gate=gate))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,12 +13,14 @@ from blockgate.errors import invalid
 from blockgate.grid import check_size
 from blockgate.lab.data import load_corpus, load_images
 from blockgate.lab.reproduce.arms import Arm, run_of
+from blockgate.lab.reproduce.clusters import SlurmOptions, make_cluster
 from blockgate.lab.reproduce.curves import draw_curves
 from blockgate.lab.reproduce.experiments import EXPERIMENTS, arms_of, choose_arms
+from blockgate.lab.reproduce.jobs import Job
 from blockgate.lab.reproduce.quality import draw_quality, points_of
 from blockgate.lab.reproduce.report import metric_of, table
 from blockgate.lab.reproduce.results import load_result
-from blockgate.lab.reproduce.supervisor import Job, run_jobs
+from blockgate.lab.reproduce.sweep import run_jobs
 from blockgate.lab.reproduce.timing import time_models
 from blockgate.lab.reproduce.tiny import tiny_run
 from blockgate.lab.training import Run, load_trained, shipped_configs
@@ -46,6 +48,10 @@ class Order:
     """Arms at once, a process each."""
     threads: int = 1
     """CPU threads of each process."""
+    cluster: Literal["local", "slurm"] = "local"
+    """Where arms run: in processes of this machine, or as jobs of Slurm, which go on when this command ends."""
+    slurm: SlurmOptions = field(default_factory=SlurmOptions)
+    """What each job asks of Slurm."""
     time: bool = False
     """When all arms are done, measure the time per token of the packed models. Let nothing else run meanwhile."""
     time_threads: int = 1
@@ -65,10 +71,17 @@ def reproduce(order: Order) -> Path:
     for name in ("seeds", "jobs", "threads", "time_threads"):
         check_size(name, getattr(order, name))
     arms = choose_arms(order.experiment, order.scale, order.arms)
+    if order.slurm.gpus and order.scale != "paper":
+        raise invalid(
+            "--slurm.gpus",
+            expected="--scale paper with it",
+            got=f"--scale {order.scale}",
+            remedy="Arms of the other scales run on the CPU: leave it out.",
+        )
     draw = EXPERIMENTS[order.experiment].draw
     if order.time and draw is not None:
         raise invalid("--time", expected="a table", got=order.experiment, remedy="Figures show no times.")
-    folder = order.output / order.scale
+    folder = (order.output if order.cluster == "local" else order.output.absolute()) / order.scale
     bases = {task: _base_run(task, order, folder) for task in dict.fromkeys(arm.task for arm in arms)}
     words = {task: _check_data(base) for task, base in bases.items()}
     jobs = [
@@ -79,8 +92,10 @@ def reproduce(order: Order) -> Path:
     ]
     for job in jobs:
         load_result(job.run.output, job.run)
+    # Jobs of a cluster start elsewhere.
+    cluster = make_cluster(order.cluster, (folder / ".jobs").absolute(), order.jobs, order.threads, order.slurm)
     folder.mkdir(parents=True, exist_ok=True)
-    run_jobs(jobs, order.jobs, folder)
+    run_jobs(jobs, cluster, folder)
     text = _written_up(order, arms, jobs, folder) if draw is None else draw(_first_models(arms, jobs), folder)
     report = folder / f"{order.experiment}.md"
     write_whole(report, text)

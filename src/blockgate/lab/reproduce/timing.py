@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from blockgate.inspect.timing import in_turn, interleave, using_threads
 from blockgate.lab.bench import machine
 from blockgate.lab.bench.checks import PACKED_TYPES
 from blockgate.lab.bench.decoding import require_same, single_steps
-from blockgate.lab.bench.timing import in_turn, interleave, using_threads
 from blockgate.lab.reproduce.arms import Arm
 from blockgate.lab.training import Trained
 from blockgate.lab.training.tasks import make_task

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile
 
-import torch
 from torch import nn
 
-from blockgate.checkpoint.atomic import replace_whole
+from blockgate.checkpoint.states import read_state, write_state
 from blockgate.errors import BlockgateError, invalid
 from blockgate.gates import Gate
 from blockgate.lab.data import Vocabulary
 from blockgate.lab.models import ImageNetwork, LanguageModel
-from blockgate.lab.training.config import ImageRun, LanguageModelRun, Run, run_from_plain
+from blockgate.lab.training.config import ImageRun, LanguageModelRun, Run, differences, run_from_plain, run_to_plain
 
-__all__ = ["BEST", "LAST", "Trained", "load_checkpoint", "load_trained", "save_checkpoint", "start_from"]
+__all__ = [
+    "BEST",
+    "LAST",
+    "Trained",
+    "check_resumable",
+    "load_checkpoint",
+    "load_trained",
+    "save_checkpoint",
+    "start_from",
+]
 
-FORMAT = 1
 LAST, BEST = "last.pt", "best.pt"
 
 
@@ -34,36 +39,62 @@ class Trained(NamedTuple):
 
 def save_checkpoint(file: Path, state: dict[str, Any]) -> None:
     """Writes a state of tensors, numbers, text, lists and dicts."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with replace_whole(file) as temporary:
-        torch.save({"format": FORMAT} | state, temporary)
+    write_state(file, state)
 
 
 def load_checkpoint(file: Path) -> dict[str, Any]:
-    """Reads a state, on the CPU."""
-    try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
+    """Reads a state, on the CPU; one that was damaged since it was written is refused."""
+    return read_state(
+        file,
+        writer="blockgate train",
+        keys={"run", "model"},
+        damaged="Put a copy in its place, or delete it to begin the run again; best.pt is a file of its own.",
+        undigested=True,
+    )
+
+
+def check_resumable(run: Run, state: dict[str, Any], fingerprint: str, hooks: int) -> None:
+    """Raises unless a run can go on from a checkpoint.
+
+    Args:
+        run: what is to go on.
+        state: of the checkpoint.
+        fingerprint: of the data.
+        hooks: how many the run has.
+    """
+    # More epochs change nothing of those that are done, unless the schedule or a ramp counted on the old end.
+    before = state["run"].get("epochs")
+    longer = isinstance(before, int) and before < run.epochs
+    why = _why_not_longer(run, before, state.get("training", {})) if longer else ""
+    changed = differences(state["run"] | ({"epochs": run.epochs} if longer else {}), run_to_plain(run))
+    if why:
+        changed.append(f"epochs: {before} -> {run.epochs}, but {why}")
+    if state.get("fingerprint") != fingerprint:
+        changed.append("other data")
+    if "training" not in state:
+        changed.append("only weights, as in best.pt")
+    elif len(state["training"].get("hooks", ())) != hooks:
+        changed.append("other hooks")
+    if changed:
         raise invalid(
-            "checkpoint", expected="a file", got=f"{file}, which isn't there", remedy="Check the path."
-        ) from None
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError, BadZipFile) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise invalid(
-            "checkpoint",
-            expected="a file that blockgate train wrote",
-            got=f"{file} ({reason})",
-            remedy="Check the file.",
-        ) from None
-    if not isinstance(state, dict) or state.get("format") != FORMAT or not {"run", "model"} <= state.keys():
-        got = state.get("format") if isinstance(state, dict) else type(state).__name__
-        raise invalid(
-            "checkpoint",
-            expected=f"format {FORMAT} of blockgate train",
-            got=f"{file} with {got!r}",
-            remedy="Give best.pt or last.pt of a run.",
+            "--resume",
+            expected=f"the config of the run in {run.output}",
+            got="; ".join(changed),
+            remedy=f"Give the same options, or start another run from these weights: --start {run.output} and another "
+            "--output."
+            if why
+            else "Give the same options, or another --output.",
         )
-    return state
+
+
+def _why_not_longer(run: Run, before: int, training: dict[str, Any]) -> str:
+    """Why a run of `before` epochs can't have more; empty if it can."""
+    if run.schedule.kind == "cosine":
+        return f"the cosine schedule ended with epoch {before}: with more epochs all learning rates would be others"
+    ends = max(run.ramp.end, run.pruning.end if run.pruning.sparsity else 0.0)
+    if ends > before and training.get("epoch", 0) >= before:
+        return f"epoch {before} counted as the best although sparsity still rises until epoch {ends:g}"
+    return ""
 
 
 def load_trained(path: Path) -> Trained:

@@ -1,10 +1,8 @@
-"""Everything that decides a run, as typed dataclasses; the configs that come with the package; JSON files of others."""
+"""Everything that decides a run, as typed dataclasses, and as plain data for files."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field, replace
-from importlib import resources
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,10 +18,8 @@ __all__ = [
     "RampConfig",
     "Run",
     "ScheduleConfig",
-    "load_run",
     "run_from_plain",
     "run_to_plain",
-    "shipped_configs",
 ]
 
 
@@ -42,7 +38,7 @@ class OptimizerConfig:
     momentum: float = 0.0
     """Of SGD."""
     weight_decay: float = 0.0
-    """Pull towards 0."""
+    """Weight decay: pulls weights towards 0."""
     clip: float | None = None
     """Largest norm of the whole gradient."""
     average_after: int = 5
@@ -74,7 +70,7 @@ class RampConfig:
     begin: float = 0.0
     """Epochs until it starts to rise."""
     end: float = 0.0
-    """Epochs until it is there."""
+    """Epochs until it reaches its final value."""
     shape: Literal["linear", "cubic"] = "linear"
     """The paper's is linear."""
     every: Literal["epoch", "update"] = "epoch"
@@ -110,7 +106,7 @@ class Run:
     output: Path = Path("runs/run")
     """Folder of the run: checkpoints, logs, results."""
     resume: bool = False
-    """Go on with the run in that folder, bit by bit as if it had never stopped."""
+    """Go on with the run in that folder, bit by bit as if it had never stopped. Under torchrun, start it if need be."""
     data: str = ""
     """Name of a published data set, or a folder of your own."""
     data_dir: Path | None = None
@@ -122,7 +118,7 @@ class Run:
     eval_batch_size: int = 10
     """Sequences or images at once in evaluation, over all devices."""
     seed: int = 1
-    """Of everything random."""
+    """Seed of all random numbers."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """How weights move."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -138,7 +134,11 @@ class Run:
     accelerator: str = "auto"
     """cpu, cuda, mps or auto, as in Lightning Fabric."""
     devices: int = 1
-    """Processes, one device each."""
+    """Processes on each machine, one device each."""
+    nodes: int = 1
+    """Machines; the same command runs on each, see "Several machines" in the documentation."""
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """ddp: every process has the whole model; fsdp: weights and optimizer are spread over them; auto: ddp."""
     precision: str = "32-true"
     """Such as 32-true or bf16-mixed, as in Lightning Fabric."""
     threads: int | None = None
@@ -227,23 +227,6 @@ def _in_present_words(data: dict[str, Any]) -> dict[str, Any]:
         renamed["block_size"] = [size, size]
     kept = {name: value for name, value in model.items() if name != "near_dense"}
     return data | {"model": kept | {"gate": renamed}}
-
-
-def load_run(file: Path) -> Run:
-    """A run from a JSON file."""
-    try:
-        data = json.loads(file.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise invalid("config", expected="a JSON file", got=f"{file}: {error}", remedy="Check the file.") from None
-    run = run_from_plain(data)
-    return run if "output" in data else replace(run, output=Path("runs") / file.stem)
-
-
-def shipped_configs() -> dict[str, Run]:
-    """The configs that come with the package, by name."""
-    folder = resources.files("blockgate.lab") / "configs"
-    with resources.as_file(folder) as path:
-        return {file.stem: load_run(file) for file in sorted(path.glob("*.json"))}
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ import torch
 from blockgate.inspect import GateRecord, record_gates
 from blockgate.lab.training.checkpoint import Trained
 from blockgate.lab.training.gate_health import gate_facts, has_gates
-from blockgate.lab.training.tasks import ImageTask, make_task
+from blockgate.lab.training.tasks import ImageTask, LanguageTask, make_task
 from blockgate.schedule import set_sparsity
 
 __all__ = ["evaluate", "record_test"]
@@ -17,7 +17,10 @@ __all__ = ["evaluate", "record_test"]
 
 @torch.no_grad()
 def evaluate(trained: Trained, part: str, *, sparsity: float | None = None) -> dict[str, float]:
-    """Metrics of a trained model on "valid" or "test"; with gates, also how many open and how many depend on inputs.
+    """Metrics of a trained model on "valid" or "test".
+
+    With gates, also how many open and how many depend on inputs; of a language model the share of words that its
+    vocabulary lacks, where there are any.
 
     Args:
         trained: the model, and the run that says on which data and with which batch size.
@@ -27,11 +30,13 @@ def evaluate(trained: Trained, part: str, *, sparsity: float | None = None) -> d
     if sparsity is not None:
         set_sparsity(trained.model, sparsity)
     task = make_task(trained.run, vocabulary=trained.vocabulary)
+    missing = task.corpus.missing[part] if isinstance(task, LanguageTask) else 0.0
+    unknown = {"missing_words": missing} if missing else {}
     if not has_gates(trained.model):
-        return task.metrics(task.evaluate(trained.model, part, torch.device("cpu")))
+        return task.metrics(task.evaluate(trained.model, part, torch.device("cpu"))) | unknown
     with record_gates(trained.model, coactivation=False) as record:
         metrics = task.metrics(task.evaluate(trained.model, part, torch.device("cpu")))
-    return metrics | gate_facts(record)
+    return metrics | unknown | gate_facts(record)
 
 
 @torch.no_grad()

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockgate.gates import revive_blocks
+from blockgate.gates import BlockReviver
 from blockgate.lab.baselines import MagnitudePruner, prunable_weights
 from blockgate.lab.training.config import PruningConfig, RampConfig
+from blockgate.lab.training.shards import spread_like
 from blockgate.schedule import SparsityRamp
 
 __all__ = ["Hook", "PruningHook", "RampHook", "ReviveHook", "WeightAverage"]
@@ -116,11 +117,25 @@ class ReviveHook(Hook):
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, rate: float) -> None:
-        self.model, self.optimizer, self.rate = model, optimizer, rate
+        self.reviver, self.optimizer, self.rate = BlockReviver(model), optimizer, rate
+        self.model = model
 
     def after_update(self) -> None:
         """One step."""
-        revive_blocks(self.model, self.rate * self.optimizer.param_groups[-1]["lr"])
+        self.reviver.step(self.rate * self.optimizer.param_groups[-1]["lr"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """How long blocks have rested."""
+        return self.reviver.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint."""
+        parameters = dict(self.model.named_parameters())
+        counts = {
+            name: spread_like(count, parameters.get(f"{name}.bias", count))
+            for name, count in state.get("unseen", {}).items()
+        }
+        self.reviver.load_state_dict(state | {"unseen": counts})
 
 
 class PruningHook(_GradualHook):
@@ -214,4 +229,4 @@ class WeightAverage(Hook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a checkpoint."""
         self.best, self.bad_epochs, self.count = state["best"], state["bad_epochs"], state["count"]
-        self.means = {name: mean.to(self.parameters[name].device) for name, mean in state["means"].items()}
+        self.means = {name: spread_like(mean, self.parameters[name]) for name, mean in state["means"].items()}

@@ -81,7 +81,11 @@ class ImageTask(Task):
 
     def single_inputs(self, part: str, count: int) -> list[Tensor]:
         """Images (1, height, width)."""
-        return list(self._pick(part, torch.arange(count), torch.device("cpu"))[0].split(1))
+        return list(self.pixels(part, torch.arange(count)).split(1))
+
+    def pixels(self, part: str, numbers: Tensor) -> Tensor:
+        """Images of these numbers (N, height, width), as the model reads them."""
+        return self._pick(part, numbers, torch.device("cpu"))[0]
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
         """Loss, and the share of wrong answers."""

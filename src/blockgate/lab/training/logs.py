@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,44 @@ from blockgate.checkpoint.atomic import write_whole
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["RunLog"]
+__all__ = ["LINE_SECONDS", "Lines", "RunLog"]
+
+# Where no bar can be drawn, progress is a line every so many seconds; in a long epoch, whenever the time since its
+# beginning has grown by so large a share: logs of long runs stay short.
+LINE_SECONDS, LINE_SHARE = 10.0, 0.05
+
+
+class Lines:
+    """Progress as lines, for files and pipes, where no bar can be drawn: how much is done, and how long the rest takes.
+
+    Args:
+        title: what goes on.
+        total: steps that there are.
+        done: of them, at the beginning.
+        say: prints a line.
+        clock: the time now, in seconds.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        *,
+        done: int = 0,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.title, self.total, self.first, self.say, self.clock = title, total, done, say, clock
+        self.began = self.said = clock()
+
+    def update(self, done: int) -> None:
+        """A line if the last one was long ago."""
+        now = self.clock()
+        if now - self.said < max(LINE_SECONDS, LINE_SHARE * (now - self.began)) or done <= self.first:
+            return
+        self.said = now
+        left = (self.total - done) * (now - self.began) / (done - self.first)
+        self.say(f"{self.title}: {done} of {self.total}, about {left:.0f} seconds left")
 
 
 class RunLog:
@@ -48,16 +86,20 @@ class RunLog:
             disable=self.console.quiet or not self.console.is_terminal,
         )
         self.task = self.bar.add_task("", facts="")
+        self.lines: Lines | None = None
 
     def begin_epoch(self, epoch: int, epochs: int, done: int, batches: int) -> None:
         """Starts the bar at the first batch that is left to do."""
         self.bar.start()
         self.bar.reset(self.task, total=batches, completed=done, description=f"epoch {epoch}/{epochs}", facts="")
-        self._clock, self._count = time.perf_counter(), 0.0
+        if not self.console.is_terminal:
+            self.lines = Lines(f"epoch {epoch}/{epochs}, batches", batches, done=done, say=self.say)
 
     def advance(self, done: int) -> None:
         """Moves the bar."""
         self.bar.update(self.task, completed=done)
+        if self.lines is not None:
+            self.lines.update(done)
 
     def update(self, updates: int, facts: dict[str, float]) -> None:
         """A point of the curves, and the facts beside the bar."""

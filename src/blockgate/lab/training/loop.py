@@ -11,17 +11,25 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from blockgate.errors import BlockgateError, invalid
+from blockgate.errors import BlockgateError
 from blockgate.gates import Gate, share_means
 from blockgate.inspect import gate_losses, record_gates
-from blockgate.lab.training.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint, start_from
-from blockgate.lab.training.config import Run, differences, run_to_plain
+from blockgate.lab.training.checkpoint import (
+    BEST,
+    LAST,
+    check_resumable,
+    load_checkpoint,
+    save_checkpoint,
+    start_from,
+)
+from blockgate.lab.training.config import Run, run_to_plain
 from blockgate.lab.training.former import hook_state
-from blockgate.lab.training.gate_health import gate_facts, has_gates
+from blockgate.lab.training.gate_health import GateWarnings, gate_facts, has_gates
 from blockgate.lab.training.hooks import Hook, PruningHook, RampHook, ReviveHook, WeightAverage
-from blockgate.lab.training.launch import check_run, deferred_interrupt, launch
+from blockgate.lab.training.launch import check_run, deferred_interrupt, launch, set_up
 from blockgate.lab.training.logs import RunLog
 from blockgate.lab.training.optimizer import LearningRate, make_optimizer
+from blockgate.lab.training.shards import load_model, load_optimizer, model_state, optimizer_state, reshard, whole
 from blockgate.lab.training.tasks import Share, make_task
 
 __all__ = ["MakeHook", "train"]
@@ -48,7 +56,7 @@ def train(
         quiet: show no progress.
 
     Raises:
-        KeyboardInterrupt: after Ctrl-C, once a checkpoint is written; a second Ctrl-C doesn't wait for it.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, once a checkpoint is written; a second one doesn't wait for it.
     """
     check_run(run)
     return _Training(run, hooks, notes or {}, quiet).go()
@@ -66,11 +74,11 @@ class _Training:
         self.module = self.task.make_model()
         if run.start is not None:
             start_from(self.module, run.start)
-        self.optimizer = make_optimizer(self.module, run.optimizer)
         share_means(self.module)
-        self.model, self.stepper = self.fabric.setup(self.module, self.optimizer)
-        if hasattr(self.module, "loss"):
-            self.model.mark_forward_method("loss")
+        self.model = set_up(self.fabric, self.module)
+        # After the model: sharding gives it other parameters.
+        self.optimizer = make_optimizer(self.module, run.optimizer)
+        self.stepper: Any = self.fabric.setup_optimizers(self.optimizer)
         self.learning_rate = LearningRate(run.schedule, run.epochs)
         self.hooks = self._make_hooks(hooks)
         # Weights are equal in all processes, what is dropped is not.
@@ -84,8 +92,8 @@ class _Training:
             self._resume()
         self.log = RunLog(run.output if self.fabric.is_global_zero else None, first_update=self.updates, quiet=quiet)
         self.log.write_json("run.json", {"run": run_to_plain(run), "data_sha256": self.fingerprint, "notes": notes})
-        self.interrupted = False
-        self.saved_at = time.monotonic()
+        self.gate_warnings = GateWarnings(reviving=bool(run.optimizer.revive))
+        self.interrupted, self.saved_at = False, time.monotonic()
 
     def _make_hooks(self, makers: Sequence[MakeHook]) -> list[Hook]:
         updates = len(self.task.plan(0))
@@ -138,7 +146,7 @@ class _Training:
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
         if self.run.balance:
-            with gate_losses(self.module) as of_gates:
+            with gate_losses(self.module, shared=self.fabric.world_size > 1) as of_gates:
                 step = self.task.learn(self.model, batch, self.carried, self.fabric.device)
             loss = step.loss + self.run.balance * of_gates.balance()
         else:
@@ -168,13 +176,14 @@ class _Training:
                 stack.enter_context(hook.evaluation())
             valid = self._evaluate("valid")
             row |= {f"valid_{name}": value for name, value in valid.items()}
-            row |= self._gate_health()
             score = valid[self.task.score]
             # Before a ramp has ended, a model is less sparse than the one that was asked for.
             settled = all(hook.settled for hook in self.hooks) or self.epoch + 1 == self.run.epochs
+            row |= self._gate_health(settled)
             if settled and score < self.best:
                 self.best = score
                 self._save(BEST, {"epoch": self.epoch + 1, "valid": valid})
+        reshard(self.module)
         changed = bool(self.rows) and self.rows[-1].get("train_sparsity") != row.get("train_sparsity")
         self.learning_rate.after_epoch(score, changed=changed)
         for hook in self.hooks:
@@ -191,7 +200,7 @@ class _Training:
         """Tests the best model, not the last."""
         self.fabric.barrier()
         best = load_checkpoint(self.run.output / BEST)
-        self.module.load_state_dict(best["model"])
+        load_model(self.module, best["model"])
         results = {"epoch": best["epoch"], "valid": best["valid"], "test": self._evaluate("test")}
         self.log.write_json("results.json", results)
         test = "  ".join(f"{name} {value:.5g}" for name, value in results["test"].items())
@@ -219,13 +228,15 @@ class _Training:
         return self.task.metrics(self._total(self.task.evaluate(self.model, part, self.fabric.device)))
 
     @torch.no_grad()
-    def _gate_health(self) -> dict[str, float]:
-        """Facts about the gates for a row, and warnings such as that they are frozen; of this process's share."""
+    def _gate_health(self, settled: bool) -> dict[str, float]:
+        """Facts about the gates for a row; once sparsity has `settled`, warnings such as that they are frozen, too."""
         if not has_gates(self.module):
             return {}
         with record_gates(self.module, coactivation=False) as record:
             self.task.evaluate(self.model, "valid", self.fabric.device, GATE_BATCHES)
-        for warning in record.warnings():
+        if self.fabric.world_size > 1:
+            record.gather()
+        for warning in self.gate_warnings.new(record) if settled else ():
             self.log.say(f"warning: {warning}")
         return gate_facts(record)
 
@@ -251,9 +262,10 @@ class _Training:
     def _save(self, name: str, more: dict[str, Any]) -> None:
         """Writes a checkpoint from the first process."""
         self._check_finite()
+        weights = model_state(self.module)
         if self.fabric.is_global_zero:
             model = {"run": run_to_plain(self.run), "fingerprint": self.fingerprint, **self.task.model_facts()}
-            save_checkpoint(self.run.output / name, model | {"model": self.module.state_dict()} | more)
+            save_checkpoint(self.run.output / name, model | {"model": weights} | more)
         self.saved_at = time.monotonic()
 
     def _check_finite(self) -> None:
@@ -275,9 +287,9 @@ class _Training:
             torch.distributed.all_gather_object(everyone, local)
         return {
             "processes": everyone,
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": optimizer_state(self.module, self.optimizer),
             "learning_rate": self.learning_rate.state_dict(),
-            "hooks": [hook.state_dict() for hook in self.hooks],
+            "hooks": whole([hook.state_dict() for hook in self.hooks]),
             "epoch": self.epoch,
             "index": self.index,
             "updates": self.updates,
@@ -290,23 +302,10 @@ class _Training:
         if not (self.run.output / LAST).is_file():
             return
         state = load_checkpoint(self.run.output / LAST)
-        changed = differences(state["run"], run_to_plain(self.run))
-        if state.get("fingerprint") != self.fingerprint:
-            changed.append("other data")
-        if "training" not in state:
-            changed.append("only weights, as in best.pt")
-        elif len(state["training"].get("hooks", ())) != len(self.hooks):
-            changed.append("other hooks")
-        if changed:
-            raise invalid(
-                "--resume",
-                expected=f"the config of the run in {self.run.output}",
-                got="; ".join(changed),
-                remedy="Give the same options, or another --output.",
-            )
-        self.module.load_state_dict(state["model"])
+        check_resumable(self.run, state, self.fingerprint, len(self.hooks))
+        load_model(self.module, state["model"])
         training = state["training"]
-        self.optimizer.load_state_dict(training["optimizer"])
+        load_optimizer(self.module, self.optimizer, training["optimizer"])
         self.learning_rate.load_state_dict(training["learning_rate"])
         for hook, saved in zip(self.hooks, training["hooks"], strict=True):
             hook.load_state_dict(hook_state(hook, saved, self.module, state["model"]))

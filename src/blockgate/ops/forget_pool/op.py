@@ -20,7 +20,7 @@ def forget_pool(candidate: Tensor, forget: Tensor, initial: Tensor, *, backend: 
         candidate: z, (T, N, H). Half precision is computed in float32, and the result is cast back.
         forget: f, (T, N, H), in [0, 1].
         initial: c_0, (N, H).
-        backend: "auto" or "reference".
+        backend: "auto", "reference" or "triton".
     """
     dtype = torch.promote_types(candidate.dtype, torch.float32)
     states = variant("forget_pool", backend)(candidate.to(dtype), forget.to(dtype), initial.to(dtype))
@@ -49,17 +49,21 @@ def _gradient(ctx: Any, backend: str, grad: Tensor) -> tuple[Tensor, Tensor, Ten
     return variant("forget_pool_backward", backend)(grad, *ctx.saved_tensors)  # type: ignore[no-any-return]
 
 
+_TRITON = "blockgate.ops.forget_pool.triton"
+
 define(
     "forget_pool",
     "(Tensor candidate, Tensor forget, Tensor initial) -> Tensor",
     kernel=reference.forget_pool,
     fake=_fake,
+    triton=_TRITON,
 )
 define(
     "forget_pool_backward",
     "(Tensor grad_states, Tensor candidate, Tensor forget, Tensor initial, Tensor states) -> (Tensor, Tensor, Tensor)",
     kernel=reference.forget_pool_backward,
     fake=_fake_backward,
+    triton=_TRITON,
 )
 differentiate("forget_pool", _setup, _gradient)
 forbid_second_derivative("forget_pool_backward")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from blockgate.ops.gated_linear import reference
+from blockgate.ops.gpu import runs_kernels
 from blockgate.ops.registry import define, differentiate, forbid_second_derivative, variant
 
 if TYPE_CHECKING:
@@ -29,19 +30,34 @@ def gated_linear(
     """y (N, m) = (gates expanded to blocks * weight) x + bias, at the cost of the open blocks.
 
     Args:
-        x: input, (N, n). Half precision is computed in float32, and the result is cast back.
+        x: input, (N, n). Half precision is computed in float32, and the result is cast back; on a GPU with Triton the
+            factors stay what they are, for tensor cores, and only sums are float32.
         weight: (m, n).
         bias: (m) or None.
         gates: compact gates, (N, E); 0 is closed: no cost, no gradient.
         indices: the block of each gate, (N, E) int64, row-major in the block grid.
         block: block size (out, in).
-        backend: "auto" or "reference".
+        backend: "auto", "reference" or "triton".
     """
-    dtype = torch.promote_types(x.dtype, torch.float32)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    dtype = x.dtype if weight.dtype == x.dtype and runs_kernels(backend, x.device.type) else wide
     y: Tensor = variant("gated_linear", backend)(
-        x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype), gates.to(dtype), indices, [*block]
+        x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype), gates.to(wide), indices, [*block]
     )
     return y.to(x.dtype)
+
+
+def _reference(x: Tensor, weight: Tensor, bias: Tensor | None, gates: Tensor, *rest: Any) -> Tensor:
+    """The reference, for half precision in float32."""
+    wide = (x.to(gates.dtype), weight.to(gates.dtype), None if bias is None else bias.to(gates.dtype))
+    return reference.gated_linear(*wide, gates, *rest).to(x.dtype)
+
+
+def _reference_backward(grad: Tensor, x: Tensor, weight: Tensor, gates: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    dtype = gates.dtype
+    wide = (grad.to(dtype), x.to(dtype), weight.to(dtype))
+    grad_x, grad_weight, grad_gates = reference.gated_linear_backward(*wide, gates, *rest)
+    return grad_x.to(x.dtype), grad_weight.to(weight.dtype), grad_gates
 
 
 def _fake(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
@@ -85,18 +101,22 @@ def _gradient(ctx: Any, backend: str, grad: Tensor) -> tuple[Tensor | None, ...]
     )
 
 
+_TRITON = "blockgate.ops.gated_linear.triton"
+
 define(
     "gated_linear",
     "(Tensor x, Tensor weight, Tensor? bias, Tensor gates, Tensor indices, SymInt[] block) -> Tensor",
-    kernel=reference.gated_linear,
+    kernel=_reference,
     fake=_fake,
+    triton=_TRITON,
 )
 define(
     "gated_linear_backward",
     "(Tensor grad_y, Tensor x, Tensor weight, Tensor gates, Tensor indices, SymInt[] block, "
     "bool need_x, bool need_weight, bool need_gates) -> (Tensor, Tensor, Tensor)",
-    kernel=reference.gated_linear_backward,
+    kernel=_reference_backward,
     fake=_fake_backward,
+    triton=_TRITON,
 )
 differentiate("gated_linear", _setup, _gradient)
 forbid_second_derivative("gated_linear_backward")

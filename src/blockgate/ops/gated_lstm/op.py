@@ -13,7 +13,7 @@ from blockgate.ops.registry import define, differentiate, forbid_second_derivati
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["gated_lstm"]
+__all__ = ["gate_gradients", "gated_lstm"]
 
 
 def gated_lstm(
@@ -38,7 +38,7 @@ def gated_lstm(
     """Output h (T, N, H) and last cell (N, H) of an LSTM whose recurrent weight is a gated block product.
 
     Args:
-        projected: the input's part of the cell's gates i, f, g, o, (T, N, 4H), its bias included; T and N at least 1.
+        projected: the input's part of the cell's gates i, f, g, o, (T, N, 4H), its bias included; T at least 1.
             Half precision is computed in float32, and the results are cast back.
         h0: (N, H).
         c0: (N, H).
@@ -54,8 +54,11 @@ def gated_lstm(
         open_blocks: see `topk_gates`, as for the next two.
         groups: 1, or one per row of blocks.
         normalise: "mean", "rms" or "none".
-        backend: "auto" or "reference".
+        backend: "auto", "reference" or "triton".
     """
+    if not projected.shape[1]:
+        # Kernels have nothing to do, and ask for at least one row.
+        backend = "reference"
     dtype = torch.promote_types(projected.dtype, torch.float32)
     tensors = (projected, h0, c0, weight, bias, gate_weight, gate_bias, hidden_weight, hidden_bias)
     output, c_n, *_ = variant("gated_lstm", backend)(
@@ -126,34 +129,49 @@ def _gradient(
         *ctx.saved_tensors, grad_output, grad_c_n, *ctx.options, need[3]
     )
     _, _, hidden_weight, h0, _, output, _, _, hidden, *_ = ctx.saved_tensors
-    key_offset, key_size = ctx.options[0]
-    columns = slice(key_offset, key_offset + key_size)
-    key = torch.cat([h0[None, :, columns], output[:-1, :, columns]]).flatten(0, 1)
-    grad_scores = grad_scores.flatten(0, 1)
-    grad_gate_weight = grad_hidden_weight = grad_hidden_bias = None
-    # A backward pass that runs under autocast must not take the gate out of float32.
-    with torch.autocast(grad_scores.device.type, enabled=False):
-        if need[5]:
-            grad_gate_weight = grad_scores.T @ (key if hidden_weight is None else hidden.flatten(0, 1))
-        if hidden_weight is not None:
-            grad_hidden = grad_hidden.flatten(0, 1)
-            grad_hidden_weight = grad_hidden.T @ key if need[7] else None
-            grad_hidden_bias = grad_hidden.sum(0) if need[8] else None
     gradients = (
         grad_projected if need[0] else None,
         grad_h0,
         grad_c0,
         grad_weight if need[3] else None,
         grad_projected.sum((0, 1)) if need[4] else None,
-        grad_gate_weight,
-        grad_scores.sum(0) if need[6] else None,
-        grad_hidden_weight,
-        grad_hidden_bias,
+        *gate_gradients(need[5:9], ctx.options[0], hidden_weight, h0, output, hidden, grad_scores, grad_hidden),
     )
     return (*gradients, *(None,) * (inputs - len(gradients)))
 
 
+def gate_gradients(
+    need: Sequence[bool],
+    key: Sequence[int],
+    hidden_weight: Tensor | None,
+    h0: Tensor,
+    output: Tensor,
+    hidden: Tensor,
+    grad_scores: Tensor,
+    grad_hidden: Tensor,
+) -> tuple[Tensor | None, ...]:
+    """Of the gate's weight and bias and those of its hidden layer, from the gradients of scores and hidden layer.
+
+    `need` says which of the four somebody asks for; `key` is (offset, size), and the rest as in the op.
+    """
+    columns = slice(key[0], key[0] + key[1])
+    states = torch.cat([h0[None, :, columns], output[:-1, :, columns]]).flatten(0, 1)
+    grad_scores = grad_scores.flatten(0, 1)
+    weight = hidden_grad = hidden_bias = None
+    # A backward pass that runs under autocast must not take the gate out of float32.
+    with torch.autocast(grad_scores.device.type, enabled=False):
+        if need[0]:
+            weight = grad_scores.T @ (states if hidden_weight is None else hidden.flatten(0, 1))
+        if hidden_weight is not None:
+            grad_hidden = grad_hidden.flatten(0, 1)
+            hidden_grad = grad_hidden.T @ states if need[2] else None
+            hidden_bias = grad_hidden.sum(0) if need[3] else None
+    return weight, grad_scores.sum(0) if need[1] else None, hidden_grad, hidden_bias
+
+
 _INTERMEDIATES = "Tensor cells, Tensor activations, Tensor hidden, Tensor scores, Tensor gates, Tensor indices"
+
+_TRITON = "blockgate.ops.gated_lstm.triton"
 
 define(
     "gated_lstm",
@@ -162,6 +180,7 @@ define(
     f"-> (Tensor output, Tensor c_n, {_INTERMEDIATES})",
     kernel=reference.gated_lstm,
     fake=_fake,
+    triton=_TRITON,
 )
 define(
     "gated_lstm_backward",
@@ -172,6 +191,7 @@ define(
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     kernel=reference.gated_lstm_backward,
     fake=_fake_backward,
+    triton=_TRITON,
 )
 differentiate("gated_lstm", _setup, _gradient)
 forbid_second_derivative("gated_lstm_backward")

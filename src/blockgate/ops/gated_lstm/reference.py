@@ -22,7 +22,7 @@ from blockgate.ops.topk_gates.reference import topk_gates, topk_gates_backward
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["gated_lstm", "gated_lstm_backward"]
+__all__ = ["gated_lstm", "gated_lstm_backward", "state_product", "state_product_backward", "weight_gradient"]
 
 
 def gated_lstm(
@@ -46,22 +46,16 @@ def gated_lstm(
     (T, N, H); activations (T, N, 4H), the gates of the cell after sigmoid and tanh; hidden (T, N, G), the hidden layer
     of the block gate after ReLU, or empty; scores (T, N, S); gates and indices (T, N, E).
     """
-    key_offset, key_size = key
+    gate = (gate_weight, gate_bias, hidden_weight, hidden_bias)
     h, c = h0, c0
     steps = []
     for projected_t in projected:
-        scored = h[:, key_offset : key_offset + key_size]
-        hidden = h.new_empty(0)
-        if hidden_weight is not None:
-            scored = hidden = torch.relu(gate_scores(scored, hidden_weight, hidden_bias))
-        scores = gate_scores(scored, gate_weight, gate_bias)
-        gates, indices = topk_gates(scores, selection, normalise)
-        pre = projected_t + gated_linear(h, weight, bias, gates, indices, block)
-        i, f, g, o = pre.chunk(4, dim=1)
+        product, decided = state_product(h, weight, bias, gate, key, block, selection, normalise)
+        i, f, g, o = (projected_t + product).chunk(4, dim=1)
         i, f, g, o = torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o)
         c = f * c + i * g
         h = o * torch.tanh(c)
-        steps.append((h, c, torch.cat([i, f, g, o], 1), hidden, scores, gates, indices))
+        steps.append((h, c, torch.cat([i, f, g, o], 1), *decided))
     output, cells, activations, hidden, scores, gates, indices = (torch.stack(s) for s in zip(*steps, strict=True))
     if hidden_weight is None:
         hidden = projected.new_empty(0)
@@ -92,7 +86,6 @@ def gated_lstm_backward(
     """Gradients of projected (T, N, 4H), h0, c0 (N, H), weight (empty if not needed), scores (T, N, S) and, before its
     ReLU, hidden (T, N, G; empty without one). Those of the gate's weights are plain products of the last two.
     """
-    key_offset, key_size = key
     before = torch.cat([h0[None], output[:-1]])
     cells_before = torch.cat([c0[None], cells[:-1]])
     grad_projected, grad_scores = torch.empty_like(activations), torch.empty_like(scores)
@@ -111,17 +104,68 @@ def gated_lstm_backward(
             [grad_i * i * (1 - i), grad_f * f * (1 - f), grad_g * (1 - g * g), grad_o * o * (1 - o)], 1
         )
         grad_c = grad_c * f
-        grad_h, _, grad_gates = gated_linear_backward(
-            grad_projected[t], before[t], weight, gates[t], indices[t], block, True, False, True
+        decided = (hidden if hidden_weight is None else hidden[t], scores[t], gates[t], indices[t])
+        grad_h, grad_scores[t], grad_hidden_t = state_product_backward(
+            grad_projected[t], before[t], weight, gate_weight, hidden_weight, decided, key, block, selection, normalise
         )
-        grad_scores[t] = topk_gates_backward(grad_gates, scores[t], gates[t], indices[t], selection, normalise)
-        grad_key = grad_scores[t] @ gate_weight
-        if hidden_weight is not None:
-            grad_hidden[t] = torch.where(hidden[t] <= 0, 0, grad_key)
-            grad_key = grad_hidden[t] @ hidden_weight
-        grad_h[:, key_offset : key_offset + key_size] += grad_key
-    grad_weight = weight.new_empty(0)
-    if need_weight:
-        rows = [x.flatten(0, 1) for x in (grad_projected, before, gates, indices)]
-        _, grad_weight, _ = gated_linear_backward(rows[0], rows[1], weight, rows[2], rows[3], block, False, True, False)
+        if grad_hidden_t is not None:
+            grad_hidden[t] = grad_hidden_t
+    grad_weight = weight_gradient(grad_projected, before, weight, gates, indices, block, need_weight)
     return grad_projected, grad_h, grad_c, grad_weight, grad_scores, grad_hidden
+
+
+def state_product(
+    h: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gate: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None],
+    key: Sequence[int],
+    block: Sequence[int],
+    selection: Sequence[int],
+    normalise: str,
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """The gated product of the state (N, H), and what was decided on the way: hidden, scores, gates, indices."""
+    gate_weight, gate_bias, hidden_weight, hidden_bias = gate
+    key_offset, key_size = key
+    scored = h[:, key_offset : key_offset + key_size]
+    hidden = h.new_empty(0)
+    if hidden_weight is not None:
+        scored = hidden = torch.relu(gate_scores(scored, hidden_weight, hidden_bias))
+    scores = gate_scores(scored, gate_weight, gate_bias)
+    gates, indices = topk_gates(scores, selection, normalise)
+    return gated_linear(h, weight, bias, gates, indices, block), (hidden, scores, gates, indices)
+
+
+def state_product_backward(
+    grad: Tensor,
+    h: Tensor,
+    weight: Tensor,
+    gate_weight: Tensor,
+    hidden_weight: Tensor | None,
+    decided: tuple[Tensor, Tensor, Tensor, Tensor],
+    key: Sequence[int],
+    block: Sequence[int],
+    selection: Sequence[int],
+    normalise: str,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Gradients of h (N, H), of the scores, and of the hidden layer before its ReLU, if there is one."""
+    hidden, scores, gates, indices = decided
+    grad_h, _, grad_gates = gated_linear_backward(grad, h, weight, gates, indices, block, True, False, True)
+    grad_scores = topk_gates_backward(grad_gates, scores, gates, indices, selection, normalise)
+    grad_key, grad_hidden = grad_scores @ gate_weight, None
+    if hidden_weight is not None:
+        grad_hidden = torch.where(hidden <= 0, 0, grad_key)
+        grad_key = grad_hidden @ hidden_weight
+    grad_h[:, key[0] : key[0] + key[1]] += grad_key
+    return grad_h, grad_scores, grad_hidden
+
+
+def weight_gradient(
+    grad_sums: Tensor, before: Tensor, weight: Tensor, gates: Tensor, indices: Tensor, block: Sequence[int], need: bool
+) -> Tensor:
+    """The gradient of the recurrent weight over all steps; empty if nobody needs it."""
+    if not need:
+        return weight.new_empty(0)
+    rows = [x.flatten(0, 1) for x in (grad_sums, before, gates, indices)]
+    _, grad_weight, _ = gated_linear_backward(rows[0], rows[1], weight, rows[2], rows[3], block, False, True, False)
+    return grad_weight

@@ -9,9 +9,12 @@ from blockgate.ops.packed_linear.op import (
 from blockgate.ops.packed_linear.prepared import (
     prepare_dynamic_linear,
     prepare_packed_linear,
+    prepared_choice,
     release_prepared_linear,
+    run_prepared_gru,
     run_prepared_linear,
     run_prepared_lstm,
+    run_prepared_mlp,
 )
 
 __all__ = [
@@ -20,8 +23,11 @@ __all__ = [
     "packed_linear",
     "prepare_dynamic_linear",
     "prepare_packed_linear",
+    "prepared_choice",
     "release_prepared_linear",
+    "run_prepared_gru",
     "run_prepared_linear",
     "run_prepared_lstm",
+    "run_prepared_mlp",
     "unpack_blocks",
 ]

@@ -38,6 +38,8 @@ def _fake_product(x: Tensor, *others: Any) -> Tensor:
 
 
 # `grid` is (out_features, in_features, block_out, block_in), `format` the name of one in `blockgate.formats`.
+_TRITON = "blockgate.ops.packed_linear.triton"
+
 define(
     "pack_blocks",
     "(Tensor weight, SymInt[] block, str format) -> (Tensor, Tensor)",
@@ -56,12 +58,14 @@ define(
     "-> Tensor",
     kernel=reference.packed_linear,
     fake=_fake_product,
+    triton=_TRITON,
 )
 define(
     "dense_packed_linear",
     "(Tensor x, Tensor blocks, Tensor scale, Tensor? bias, SymInt[] grid, str format) -> Tensor",
     kernel=reference.dense_packed_linear,
     fake=_fake_product,
+    triton=_TRITON,
 )
 
 # Inference calls these many times a second: the packets themselves, without a Python function around them.

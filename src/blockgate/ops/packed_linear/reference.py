@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -41,16 +42,20 @@ def packed_linear(
     name: str,
 ) -> Tensor:
     """`gated_linear` on packed blocks: x (N, n) -> y (N, m)."""
-    x = get_format(name).round_inputs(x, _block_grid(grid))
-    return gated_linear(x, unpack_blocks(blocks, scale, grid, name), bias, gates, indices, grid[2:])
+    rows = get_format(name).round_inputs(_wide(x), _block_grid(grid))
+    return gated_linear(rows, unpack_blocks(blocks, scale, grid, name), bias, gates, indices, grid[2:]).to(x.dtype)
 
 
 def dense_packed_linear(
     x: Tensor, blocks: Tensor, scale: Tensor, bias: Tensor | None, grid: Sequence[int], name: str
 ) -> Tensor:
     """An ordinary linear layer on packed blocks, all of them open: x (N, n) -> y (N, m)."""
-    x = get_format(name).round_inputs(x, _block_grid(grid))
-    return F.linear(x, unpack_blocks(blocks, scale, grid, name), bias)
+    rows = get_format(name).round_inputs(_wide(x), _block_grid(grid))
+    return F.linear(rows, unpack_blocks(blocks, scale, grid, name), bias).to(x.dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _block_grid(grid: Sequence[int]) -> BlockGrid:

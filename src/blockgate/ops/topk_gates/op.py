@@ -34,7 +34,7 @@ def topk_gates(
         groups: equal runs that the scores are cut into: 1, or one per row of blocks.
         normalise: "mean" or "rms" of all S gates becomes 1; "none" leaves the scores. "margin": the values are
             distances to the largest score that is not kept, and their rms becomes 1.
-        backend: "auto" or "reference".
+        backend: "auto", "reference" or "triton".
     """
     return variant("topk_gates", backend)(scores, [open_blocks, groups], normalise)  # type: ignore[no-any-return]
 
@@ -61,17 +61,21 @@ def _gradient(ctx: Any, backend: str, grad: Tensor, _grad_indices: None) -> tupl
     return backward(grad, *ctx.saved_tensors, ctx.selection, ctx.normalise), None, None
 
 
+_TRITON = "blockgate.ops.topk_gates.triton"
+
 define(
     "topk_gates",
     "(Tensor scores, SymInt[] selection, str normalise) -> (Tensor, Tensor)",
     kernel=reference.topk_gates,
     fake=_fake,
+    triton=_TRITON,
 )
 define(
     "topk_gates_backward",
     "(Tensor grad_gates, Tensor scores, Tensor gates, Tensor indices, SymInt[] selection, str normalise) -> Tensor",
     kernel=reference.topk_gates_backward,
     fake=_fake_backward,
+    triton=_TRITON,
 )
 differentiate("topk_gates", _setup, _gradient)
 forbid_second_derivative("topk_gates_backward")

@@ -10,7 +10,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["topk_gates", "topk_gates_backward"]
+__all__ = ["average", "runner_up", "topk_gates", "topk_gates_backward"]
 
 
 # Rules whose values are distances to the largest score that is not kept.
@@ -37,9 +37,9 @@ def topk_gates(scores: Tensor, selection: Sequence[int], normalise: str) -> tupl
     first = torch.arange(groups, device=scores.device)[:, None] * (num_scores // groups)
     values = by_group.gather(-1, kept)
     if normalise in MARGINS:
-        values = values - _runner_up(by_group, order, open_blocks, normalise)
+        values = values - runner_up(by_group, order, open_blocks, normalise)
     values = values.flatten(1)
-    return values / _average(values, num_scores, normalise), (kept + first).flatten(1)
+    return values / average(values, num_scores, normalise), (kept + first).flatten(1)
 
 
 def topk_gates_backward(
@@ -52,7 +52,7 @@ def topk_gates_backward(
     by_group = scores.view(rows, groups, num_scores // groups)
     order = torch.sort(by_group, dim=-1, descending=True, stable=True).indices
     if normalise in MARGINS:
-        values = (values.view(rows, groups, open_blocks) - _runner_up(by_group, order, open_blocks, normalise)).flatten(
+        values = (values.view(rows, groups, open_blocks) - runner_up(by_group, order, open_blocks, normalise)).flatten(
             1
         )
     else:
@@ -61,7 +61,7 @@ def topk_gates_backward(
         # With S entries of mean (or mean square) 1, moving one score moves the common divisor by this much.
         shared = (grad * gates).sum(-1, keepdim=True) / num_scores
         divisor = shared if normalise == "mean" else gates * shared
-        grad = (grad - divisor) / _average(values, num_scores, normalise)
+        grad = (grad - divisor) / average(values, num_scores, normalise)
     kept = torch.where(values == 0, 0, grad)
     result = torch.zeros_like(scores).scatter(1, indices, kept)
     if normalise in MARGINS:
@@ -76,7 +76,7 @@ def topk_gates_backward(
     return result
 
 
-def _runner_up(by_group: Tensor, order: Tensor, open_blocks: int, normalise: str) -> Tensor:
+def runner_up(by_group: Tensor, order: Tensor, open_blocks: int, normalise: str) -> Tensor:
     """What the kept scores of every group are measured from, (N, groups, 1): the largest score that is not kept.
 
     And a little less. With all blocks open there is none, and the lowest score takes its place: less an average step,
@@ -93,7 +93,7 @@ def _runner_up(by_group: Tensor, order: Tensor, open_blocks: int, normalise: str
     return lowest - step - MARGIN_FLOOR
 
 
-def _average(values: Tensor, num_scores: int, normalise: str) -> Tensor:
+def average(values: Tensor, num_scores: int, normalise: str) -> Tensor:
     """What a row's kept values (N, E) are divided by (N, 1), so that its S gates, closed ones included, average 1.
 
     A row without a positive value is divided by 1: its gates stay 0, and its gradient is 0, not NaN.

@@ -24,7 +24,7 @@ STRETCH = 4
 # LSTMs of 2 x 384 and 2 x 768 beside the 2 x 192 of ptb-lstm, with as many blocks a row.
 WIDER = ("ptb-384", "ptb-wide")
 
-# How often in an epoch a static mask is chosen anew while the ramp rises.
+# How often in an epoch a static mask is chosen again while the ramp rises.
 MASKS_PER_EPOCH = 20
 
 
@@ -77,7 +77,7 @@ CONTROLS = {
 }
 
 # What the bias of a block that no word opens rises by, as a share of the gates' learning rate.
-REVIVE = 0.3
+REVIVE, GENTLE = 0.3, 0.1
 
 GATES = {
     "topk-thin": Kind(label="topk, thin blocks", run=partial(_gated_run, gate="topk")),
@@ -89,6 +89,10 @@ GATES = {
     "margin-slow": Kind(
         label="margin, revived, thin blocks, slow gates",
         run=partial(_gated_run, gate="margin", revive=REVIVE, slow=True),
+    ),
+    "margin-gentle": Kind(
+        label="margin, gently revived, thin blocks",
+        run=partial(_gated_run, gate="margin", revive=GENTLE),
     ),
     "margin": Kind(label="margin, revived, thin blocks", run=partial(_gated_run, gate="margin", revive=REVIVE)),
 }

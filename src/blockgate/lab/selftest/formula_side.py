@@ -1,0 +1,299 @@
+"""A problem's numbers, and what the formula makes of them."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from blockgate.lab.selftest import formula, recurrences
+from blockgate.lab.selftest.formula import Choice, GateParameters
+from blockgate.lab.selftest.grids import cut_of, rule_of
+from blockgate.lab.selftest.judge import Findings
+from blockgate.lab.selftest.library import Built
+from blockgate.lab.selftest.norms import norm_scores
+from blockgate.lab.selftest.numbers import Array, Number, Tape
+from blockgate.lab.selftest.steps import stepped
+from blockgate.lab.selftest.stored import decoded, format_of, most_error
+from blockgate.layers import DynamicSparseLSTM
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from blockgate.gates import Gate
+    from blockgate.lab.selftest.problems import Problem
+
+__all__ = ["FormulaSide"]
+
+
+class FormulaSide:
+    """A problem's numbers, and the formula's results for them.
+
+    Args:
+        problem: what is solved.
+        built: the library's layer, of which values and choices are read.
+        findings: where near ties are counted.
+        before: buffers as they were before a training pass, for gates that moved them afterwards.
+        packed: a packed copy whose stored weights take the place of the layer's.
+    """
+
+    def __init__(
+        self, problem: Problem, built: Built, findings: Findings, before: dict[str, Tensor], packed: Any = None
+    ) -> None:
+        self.problem, self.built, self.findings, self.before = problem, built, findings, before
+        self.dtype = getattr(torch, problem.dtype)
+        wide = torch.promote_types(self.dtype, torch.float32)
+        self.half = self.dtype is not wide
+        self.eps = torch.finfo(wide).eps
+        self.tape = Tape(self.eps)
+        self.packed = dict(packed.named_modules()) if packed is not None else {}
+        self.leaves: dict[str, Number] = {}
+        self.gates: dict[str, Number] = {}
+        self.stored: dict[str, Array] = {}
+        self.parameters = dict(built.layer.named_parameters())
+        self.buffers = dict(built.layer.named_buffers())
+
+    def run(self) -> dict[str, Number]:
+        """Outputs by name, as rows."""
+        problem = self.problem
+        x = self._leaf("x", self.built.x)
+        if problem.layer in {"linear", "conv1d"}:
+            y = self._product("", x, self.built.x)
+            return {"y": self._narrow(y)}
+        if problem.layer == "qrnn":
+            return self._run_qrnn(x)
+        return self._run_lstm(x)
+
+    def _run_lstm(self, x: Number) -> dict[str, Number]:
+        problem, tape = self.problem, self.tape
+        cell = problem.layer == "cell"
+        shape = (problem.layers, problem.rows, problem.out)
+        state = self.built.state or (torch.zeros(shape, dtype=self.dtype), torch.zeros(shape, dtype=self.dtype))
+        h0, c0 = self._leaf("h0", state[0]), self._leaf("c0", state[1])
+        rows, last = self.built.x, []
+        for index in range(problem.layers):
+            suffix = "" if cell else f"_l{index}"
+            seen, seen_states = self._library_layer(index, suffix, rows, state)
+            h, c = (tape.shaped(tape.rows(s, index, index + 1), shape[1:]) for s in (h0, c0))
+            visits = iter(seen_states)
+
+            def of_state(h: Number, suffix: str = suffix, visits: Any = visits) -> Number:
+                return self._product(f"hh{suffix}", h, next(visits))
+
+            of_input = partial(self._product, f"ih{suffix}", seen=rows)
+            x, h, c = recurrences.lstm_layer(tape, x, self.built.alive, h, c, of_input, of_state)
+            last.append((h, c))
+            rows = seen
+        h_n, c_n = (tape.join([pair[i] for pair in last], 0) for i in (0, 1))
+        return {"y": self._narrow(x) if problem.layer == "lstm" else x, "h_n": h_n, "c_n": c_n}
+
+    def _library_layer(
+        self, index: int, suffix: str, rows: Tensor, state: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The library's output of one layer of a stack, and the states that its gates read, step by step."""
+        problem, layer = self.problem, self.built.layer
+        if self.packed:
+            return self._packed_layer(index, rows, state)
+        one = DynamicSparseLSTM(rows.shape[1], problem.out, 1, problem.bias, dtype=self.dtype, **problem.options())
+        for part in ("ih", "hh"):
+            for what in ("weight", "bias"):
+                setattr(one, f"{what}_{part}_l0", getattr(layer, f"{what}_{part}{suffix}"))
+            setattr(one, f"gate_{part}_l0", getattr(layer, f"gate_{part}{suffix}"))
+        training = [(gate, gate.training) for gate in one.modules()]
+        with self._as_before(getattr(layer, f"gate_hh{suffix}"), f"gate_hh{suffix}"):
+            found = self._steps_of(one.eval(), index, rows, state)
+        for module, mode in training:
+            module.training = mode
+        return found
+
+    @contextmanager
+    def _as_before(self, gate: Any, path: str) -> Iterator[None]:
+        """With the running means that a recurrent gate had before it was told what it had decided on."""
+        now = {name: buffer.clone() for name, buffer in gate.named_buffers()}
+        with torch.no_grad():
+            for name, buffer in gate.named_buffers():
+                if "hh" in path and f"{path}.{name}" in self.before:
+                    buffer.copy_(self.before[f"{path}.{name}"])
+            yield
+            for name, buffer in gate.named_buffers():
+                buffer.copy_(now[name])
+
+    def _packed_layer(self, index: int, rows: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, list[Tensor]]:
+        from blockgate.runtime import PackedLSTM
+
+        one = PackedLSTM({f"{p}_l0": self.packed[f"{p}_l{index}"] for p in ("ih", "hh")}, batch_first=False)
+        return self._steps_of(one, index, rows, state)
+
+    def _steps_of(
+        self, one: Any, index: int, rows: Tensor, state: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        h, c = state[0][index : index + 1], state[1][index : index + 1]
+        outputs, read, first = [], [], 0
+        before = {name: b.clone() for name, b in one.named_buffers()}
+        with torch.no_grad():
+            for alive in self.built.alive:
+                h, c = h[:, :alive].contiguous(), c[:, :alive].contiguous()
+                read.append(h[0])
+                y, (h, c) = one(rows[first : first + alive].unsqueeze(0).contiguous(), (h, c))
+                outputs.append(y[0])
+                first += alive
+        assert all(torch.equal(b, before[name]) for name, b in one.named_buffers()), "the judge changed the layer"
+        return torch.cat(outputs), read
+
+    def _run_qrnn(self, x: Number) -> dict[str, Number]:
+        problem, tape, layer = self.problem, self.tape, self.built.layer
+        windows: list[Tensor] = []
+        filters: Any = layer.filters
+        modules = [self.packed.get(f"filters.{i}", f) for i, f in enumerate(filters)]
+        hooks = [m.register_forward_pre_hook(lambda _, args: windows.append(args[0].flatten(0, 1))) for m in modules]
+        training = layer.training
+        layer.eval()
+        whole = self.packed.get("", layer)
+        with torch.no_grad():
+            whole(self.built.x.view(problem.steps, problem.rows, problem.inputs))
+        layer.train(training)
+        for hook in hooks:
+            hook.remove()
+        found: dict[str, Number] = {}
+        for index, seen in enumerate(windows):
+            state = tape.leaf(np.zeros((problem.rows, problem.out)))
+            product = partial(self._product, f"filters.{index}", seen=seen)
+            x, state = recurrences.qrnn_layer(
+                tape, x, problem.steps, state, product, window=problem.window, pooling=problem.pooling
+            )
+            found[f"c_{index}"] = state
+        return {"y": x} | found
+
+    def _product(self, name: str, x: Number, seen: Tensor) -> Number:
+        """The gated product of one matrix, named as in the layer ("", "ih_l0", "filters.0"), and its bias."""
+        layer: Any = self.built.layer
+        if name.startswith("filters"):
+            owner, names = layer.filters[int(name[8:])], ("weight", "bias", "gate")
+            path = {what: f"{name}.{what}" for what in names}
+        elif name:
+            owner, path = layer, {what: f"{what}_{name}" for what in ("weight", "bias", "gate")}
+        else:
+            owner, path = layer, {what: what for what in ("weight", "bias", "gate")}
+        gate: Gate = getattr(owner, path["gate"].rpartition(".")[2])
+        if self.packed and gate.kind == "norm" and not hasattr(self.packed[name], "columns"):
+            # It goes by the weights that are stored.
+            gate = self.packed[name].gate
+            self.stored[path["weight"]] = decoded(self.packed[name])[0]
+        self.tape.unit = self.eps
+        gates = self.gates.get(path["gate"])
+        if gates is None:
+            gates = self.gates_of_rows(gate, path, x, seen)
+            if not name:
+                self.gates[path["gate"]] = gates
+        parameters = self.parameters
+        tape, cut = self.tape, cut_of(gate)
+        if self.packed:
+            module = self.packed[name]
+            weight = tape.leaf(decoded(module)[0])
+            # Columns are multiplied as float.
+            x = x if hasattr(module, "columns") else stepped(tape, x, cut, format_of(module))
+        else:
+            weight = self._leaf(path["weight"], parameters[path["weight"]])
+            if self.problem.layer == "conv1d":
+                weight = tape.swapped(weight, 0, 1)
+        bias = self._leaf(path["bias"], parameters[path["bias"]]) if path["bias"] in parameters else None
+        y = formula.gated_product(
+            tape, self._wide(x), self._wide(weight), None if bias is None else self._wide(bias), gates, cut
+        )
+        if (self.problem.autocast and self.problem.layer == "qrnn") or (self.half and self.problem.is_recurrent):
+            # Products give a narrow type, and what follows is computed in it, or better.
+            y = self._narrow(y)
+            tape.unit = torch.finfo(self._narrow_type()).eps
+        return y
+
+    def gates_of_rows(self, gate: Any, paths: dict[str, str], x: Number, seen: Tensor) -> Number:
+        """All gates (N, blocks) for x, whose value in the library is `seen`; paths name weight, bias and gate."""
+        tape, state, buffers, path = self.tape, self.parameters, self.buffers, paths["gate"]
+        rule, cut = rule_of(gate), cut_of(gate)
+        if rule.kind == "norm":
+            matrix = self.stored.get(paths["weight"])
+            if matrix is None:
+                matrix = state[paths["weight"]].detach().double().numpy()
+                matrix = matrix.T if self.problem.layer == "conv1d" else matrix
+            return self._gates_of_scores(norm_scores(tape, x, matrix, cut), rule, cut, gate, path, seen)
+        if "hh" in path and self.before:
+            # The recurrent gate is told of its input after it has decided.
+            buffers = buffers | self.before
+
+        def number(name: str) -> Number | None:
+            tensor = state.get(f"{path}.{name}", buffers.get(f"{path}.{name}"))
+            return None if tensor is None else self._wide(self._leaf(f"{path}.{name}", tensor), means=True)
+
+        weight, bias = number("weight"), number("bias")
+        assert weight is not None
+        assert bias is not None
+        parts = [number(n) for n in ("hidden_weight", "hidden_bias", "key_mean", "hidden_mean")]
+        scores = formula.scores_of(
+            tape, self._wide(x), GateParameters(weight, bias, *parts), rule, torch.finfo(self.dtype).eps
+        )
+        return self._gates_of_scores(scores, rule, cut, gate, path, seen)
+
+    def _gates_of_scores(
+        self, scores: Number, rule: formula.GateRule, cut: formula.Cut, gate: Any, path: str, seen: Tensor
+    ) -> Number:
+        choice = Choice(self._library_scores(gate, path, seen))
+        gates = formula.gates_of(self.tape, scores, rule, cut, choice)
+        self.findings.near_ties += choice.near_ties
+        return gates
+
+    def _library_scores(self, gate: Any, path: str, seen: Tensor) -> Array:
+        """The scores by which the library chose."""
+        if gate.kind != "norm":
+            seen = seen.to(torch.promote_types(seen.dtype, gate.weight.dtype))
+        with torch.no_grad(), self._as_before(gate, path):
+            scores: Array = gate.scores(seen).double().numpy()
+        return scores
+
+    def check_stored(self) -> None:
+        """Whether packed weights are as near to the layer's as their format says."""
+        parameters = self.parameters
+        for name, module in self.packed.items():
+            if not (hasattr(module, "packed") or hasattr(module, "columns")):
+                continue
+            own = f"{name}.weight" if name.startswith("filters") else f"weight_{name}" if name else "weight"
+            weight = parameters[own].detach().double().numpy()
+            weight = weight.T if self.problem.layer == "conv1d" else weight
+            stored, step = decoded(module)
+            kind = format_of(module)
+            self.findings.compare(
+                self.problem,
+                f"stored as {kind}",
+                torch.from_numpy(stored),
+                (weight, most_error(module, weight, step) + 2.0**-23 * np.abs(weight)),
+                f"stored {kind}",
+            )
+
+    def _leaf(self, name: str, tensor: Tensor) -> Number:
+        if name not in self.leaves:
+            self.leaves[name] = self.tape.leaf(tensor.detach().double().numpy())
+        return self.leaves[name]
+
+    def _wide(self, a: Number, *, means: bool = False) -> Number:
+        """In float32: exact, but the gradient is rounded on its way back."""
+        del means
+        if not self.half:
+            return a
+        limits = torch.finfo(self.dtype)
+        return self.tape.cast(a, limits.eps, limits.smallest_normal)
+
+    def _narrow(self, a: Number) -> Number:
+        """Rounded to the layer's or autocast's type on the way out."""
+        kind = self._narrow_type()
+        if kind in {torch.float32, torch.float64}:
+            return a
+        limits = torch.finfo(kind)
+        return self.tape.cast(a, limits.eps, limits.smallest_normal, forward=True)
+
+    def _narrow_type(self) -> torch.dtype:
+        narrow: torch.dtype = getattr(torch, self.problem.autocast) if self.problem.autocast else self.dtype
+        return narrow
