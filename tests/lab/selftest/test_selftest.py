@@ -61,6 +61,30 @@ def test_problems_that_faults_were_found_with(problem):
         assert check(replace(problem, seed=seed)).comparisons > 0
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [
+        # Heads of a second layer choose by inputs that autocast has rounded.
+        Problem(
+            seed=9455, layer="qrnn", autocast="bfloat16", out=9, inputs=1, block=(2, 48), rows=6, layers=2, window=1,
+            pooling="f", kind="softmax_sum", sparsity=0.99, key_size=1, hidden=5,
+        ),
+        Problem(
+            seed=10109670, layer="qrnn", autocast="bfloat16", out=31, rows=8, steps=2, layers=2, window=1,
+            kind="softmax_sum",
+        ),
+        # A state so near to 0 that float32 has no number for it: behind it, a ReLU is at 0 instead of a little above.
+        Problem(
+            seed=30105770, layer="lstm", values="whole", out=2, inputs=33, block=(32, 2), rows=8, layers=2, kind="topk",
+            normalise="none", hidden=16,
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_problems_that_the_judge_was_wrong_about(problem):
+    assert check(problem).comparisons > 0
+
+
 DRAWN = {
     "norm gates": lambda p: p.kind == "norm" and p.layer == "linear",
     "norm gates of wide blocks": lambda p: p.kind == "norm" and p.block[1] > 1,

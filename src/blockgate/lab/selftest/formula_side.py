@@ -13,7 +13,7 @@ from blockgate.lab.selftest import formula, recurrences
 from blockgate.lab.selftest.formula import Choice, GateParameters
 from blockgate.lab.selftest.grids import cut_of, rule_of
 from blockgate.lab.selftest.judge import Findings
-from blockgate.lab.selftest.library import Built
+from blockgate.lab.selftest.library import Built, autocast
 from blockgate.lab.selftest.norms import norm_scores
 from blockgate.lab.selftest.numbers import Array, Number, Tape
 from blockgate.lab.selftest.steps import stepped
@@ -154,7 +154,8 @@ class FormulaSide:
         training = layer.training
         layer.eval()
         whole = self.packed.get("", layer)
-        with torch.no_grad():
+        # As it was called: without autocast the windows of a second layer are others, and its gates may choose others.
+        with torch.no_grad(), autocast(problem):
             whole(self.built.x.view(problem.steps, problem.rows, problem.inputs))
         layer.train(training)
         for hook in hooks:

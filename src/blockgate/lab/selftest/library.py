@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from blockgate.lab.selftest.problems import Problem
 
-__all__ = ["Built", "Called", "build", "call", "call_with_gradients", "draw_values", "threads"]
+__all__ = ["Built", "Called", "autocast", "build", "call", "call_with_gradients", "draw_values", "threads"]
 
 
 @dataclass(slots=True)
@@ -52,6 +52,11 @@ def threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def autocast(problem: Problem) -> Any:
+    """The context in which a problem's layer is called with gradients."""
+    return torch.autocast("cpu", getattr(torch, problem.autocast)) if problem.autocast else nullcontext()
 
 
 def build(problem: Problem) -> Built:
@@ -122,9 +127,8 @@ def call_with_gradients(problem: Problem, built: Built, sent: dict[str, Tensor] 
         state = (built.state[0].detach().requires_grad_(), built.state[1].detach().requires_grad_())
     for parameter in built.layer.parameters():
         parameter.grad = None
-    autocast: Any = torch.autocast("cpu", getattr(torch, problem.autocast)) if problem.autocast else nullcontext()
     with threads(problem.threads):
-        with autocast:
+        with autocast(problem):
             outputs = _forward(problem, built, built.layer, x, state)
         sent = sent or {name: _normal(built.random, tuple(t.shape), t.dtype) for name, t in outputs.items()}
         with_grad = [name for name, t in outputs.items() if t.requires_grad]

@@ -50,6 +50,8 @@ class Tape:
 
     def __init__(self, eps: float) -> None:
         self.unit = eps
+        # What is below this may be lost: products that vanish have no error in units of eps.
+        self.least = float(np.finfo(np.float32 if eps > np.finfo(np.float64).eps else np.float64).tiny)
         self._made: list[Number] = []
         self._units: list[float] = []
 
@@ -82,7 +84,16 @@ class Tape:
     def times(self, a: Pair, b: Pair) -> Pair:
         """a * b, broadcast."""
         value = a[0] * b[0]
-        return value, np.abs(a[0]) * b[1] + a[1] * (np.abs(b[0]) + REACH * b[1]) + self.unit * np.abs(value)
+        bound = np.abs(a[0]) * b[1] + a[1] * (np.abs(b[0]) + REACH * b[1]) + self.unit * np.abs(value)
+        return value, self._or_lost(bound, 1)
+
+    def _or_lost(self, bound: Array, terms: int) -> Array:
+        """A bound of sums of so many products, of which those that are too small for the precision become 0.
+
+        What is lost is at most all of a product, and at most the smallest normal number of each. All products together
+        are at most the bound over eps, since eps times each of them is part of it: where all are 0, nothing is lost.
+        """
+        return bound + np.minimum(bound / self.unit, terms * self.least)
 
     def product(self, a: Pair, b: Pair) -> Pair:
         """a @ b: the bound is that of the sum of all absolute terms.
@@ -91,7 +102,8 @@ class Tape:
         """
         size_a, size_b = np.abs(a[0]), np.abs(b[0])
         unit = self.unit * max(1.0, b[0].shape[-2] / LEANING)
-        return a[0] @ b[0], size_a @ (b[1] + unit * size_b) + a[1] @ (size_b + REACH * b[1])
+        bound = size_a @ (b[1] + unit * size_b) + a[1] @ (size_b + REACH * b[1])
+        return a[0] @ b[0], self._or_lost(bound, b[0].shape[-2])
 
     def total(self, a: Pair, axis: Any, keepdims: bool = False) -> Pair:
         """Sum over axes."""
@@ -142,7 +154,7 @@ class Tape:
         moved = np.maximum(np.abs(function(a.value + reach) - value), np.abs(value - function(a.value - reach)))
         # What is unknown stays so, though it can't leave the range of the function.
         moved = np.where(np.isfinite(a.bound), 1.01 * moved / REACH, np.inf)
-        bound = moved + 2 * self.unit * np.abs(value)
+        bound = self._or_lost(moved + 2 * self.unit * np.abs(value), 1)
         steep = slope(value)
 
         def back(grad: Pair) -> list[Pair]:
