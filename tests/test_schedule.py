@@ -13,6 +13,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import blockgate as bg
 from blockgate.errors import BlockgateWarning
+from blockgate.schedule import TemperatureRamp
 from tests.helpers import raises_blockgate
 
 
@@ -98,6 +99,72 @@ def test_bad_ramps_are_refused(arguments, message):
 def test_a_bad_state_is_refused(state):
     with raises_blockgate("ramp state: expected a dict with steps_done >= 0"):
         bg.SparsityRamp(model(), 0.9, 0, 9).load_state_dict(state)
+
+
+def soft_model() -> nn.Module:
+    """Two layers whose gates have a temperature, and one whose gate has none."""
+    options = {"block_size": 2, "sparsity": 0.5}
+    soft = (bg.DynamicSparseLinear(8, 8, gate="softmax_sum", **options) for _ in range(2))
+    return nn.Sequential(*soft, bg.DynamicSparseLinear(8, 8, **options))
+
+
+def temperatures(net) -> list[float]:
+    return [net[0].gate.temperature, net[1].gate.temperature]
+
+
+def test_temperature_step_by_step():
+    net = soft_model()
+    ramp = TemperatureRamp(net, begin=1, end=5, initial=2.0, final=0.125)
+    seen = [temperatures(net)]
+    for _ in range(6):
+        assert ramp.step() == ramp.temperature
+        seen.append(temperatures(net))
+    assert seen == [pytest.approx([value, value]) for value in (2, 2, 1, 0.5, 0.25, 0.125, 0.125)]
+    assert seen[-1] == [0.125, 0.125]
+    assert not hasattr(net[2].gate, "temperature")
+
+
+def test_temperature_falls_from_1_to_a_tenth_and_may_jump():
+    ramp = TemperatureRamp(soft_model(), 0, 2)
+    assert [ramp.temperature, *(ramp.step() for _ in range(2))] == pytest.approx([1, 0.1**0.5, 0.1])
+    jump = TemperatureRamp(soft_model(), 1, 1)
+    assert [jump.temperature, jump.step(), jump.step()] == [1, 0.1, 0.1]
+
+
+def test_temperature_of_some_layers_resumes_from_a_checkpoint():
+    net, fresh = soft_model(), soft_model()
+    ramp = TemperatureRamp(net, 0, 4, layers="1")
+    for _ in range(3):
+        ramp.step()
+    assert temperatures(net) == [1, pytest.approx(0.1**0.75)]
+    resumed = TemperatureRamp(fresh, 0, 4, layers="1")
+    resumed.load_state_dict(json.loads(json.dumps(ramp.state_dict())))
+    assert temperatures(fresh) == temperatures(net)
+    assert resumed.step() == ramp.step()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"begin": 5, "end": 4}, "begin and end: expected 0 <= begin <= end, got (5, 4)"),
+        ({"final": 0}, "final: expected a positive number, got 0"),
+        ({"initial": float("inf")}, "initial: expected a positive number, got inf"),
+        ({"initial": True}, "initial: expected a positive number, got True"),
+        ({"layers": "2"}, "temperature: expected a model with gates that have one"),
+        ({"layers": "z"}, "name pattern: expected one that matches a layer"),
+    ],
+)
+def test_bad_temperature_ramps_are_refused(arguments, message):
+    net = soft_model()
+    with raises_blockgate(message, ValueError):
+        TemperatureRamp(net, **{"begin": 0, "end": 9, **arguments})
+    assert temperatures(net) == [1, 1]
+
+
+def test_temperature_needs_gates_that_have_one():
+    message = "temperature: expected a model with gates that have one, got 'gates of the kinds margin'"
+    with raises_blockgate(message):
+        TemperatureRamp(model(), 0, 9)
 
 
 def named_model() -> nn.Module:
@@ -197,7 +264,8 @@ def test_an_optimizer_made_before_the_gates_is_told():
 
 
 def watchers() -> int:
-    """Hooks on all optimizers that ramps have left."""
+    """Hooks on all optimizers that ramps have left; those of other tests may wait for the collector."""
+    gc.collect()
     hooks = _global_optimizer_post_hooks.values()
     return sum("_note_training" in hook.__qualname__ for hook in hooks)
 
@@ -228,7 +296,6 @@ def test_a_ramp_that_is_gone_leaves_no_hook():
     copied = copy.deepcopy(ramp)
     assert watchers() == before + 1
     del ramp
-    gc.collect()
     assert watchers() == before
     copied.step()
 

@@ -1,11 +1,12 @@
-"""Sparsity over time: set it for a whole model, or let it rise while training goes on."""
+"""Sparsity over time: set it for a whole model, or let it rise while training goes on; and falling temperatures."""
 
 from __future__ import annotations
 
 import warnings
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -13,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from blockgate.errors import BlockgateWarning, invalid
 from blockgate.find import check_patterns, first_match, gate_names
+from blockgate.gates.softmax_sum import check_temperature
 from blockgate.grid import as_int, check_sparsity
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from blockgate.gates import Gate
 
-__all__ = ["RAMP_SHAPES", "SparsityRamp", "set_sparsity", "warn_of_rounding"]
+__all__ = ["RAMP_SHAPES", "SparsityRamp", "TemperatureRamp", "set_sparsity", "warn_of_rounding"]
 
 # How far the share of closed blocks may be from the sparsity that was asked for, without a word.
 MOST_ROUNDING = 0.05
@@ -87,7 +89,50 @@ def _set(wanted: Mapping[Gate, float]) -> None:
         gate.target_sparsity = value
 
 
-class SparsityRamp:
+class _Ramp(ABC):
+    """What moves something of a model between two points in time, and goes on from a checkpoint."""
+
+    def __init__(self, model: nn.Module, begin: int, end: int, layers: str) -> None:
+        first, last = as_int(begin), as_int(end)
+        if first is None or last is None or not 0 <= first <= last:
+            raise invalid("begin and end", expected="0 <= begin <= end", got=(begin, end), remedy="Count steps from 0.")
+        self.model, self.begin, self.end, self.layers = model, first, last, layers
+        self.steps_done = 0
+
+    @abstractmethod
+    def _apply(self) -> float:
+        """Sets in the model what holds after `steps_done` steps, and returns it."""
+
+    def _way(self, step: int) -> float:
+        """The share of the time between `begin` and `end` that has passed."""
+        if step >= self.end:
+            return 1.0
+        return 0.0 if step <= self.begin else (step - self.begin) / (self.end - self.begin)
+
+    def step(self) -> float:
+        """Moves one step on, sets the model accordingly, and returns what it has set."""
+        return self.move_to(self.steps_done + 1)
+
+    def move_to(self, step: int) -> float:
+        """Sets the model to what holds after `step` steps, and returns it: for clocks that others keep."""
+        self.steps_done = step
+        return self._apply()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs to go on from here."""
+        return {"steps_done": self.steps_done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint: takes the step and sets the model accordingly."""
+        steps = as_int(state.get("steps_done")) if isinstance(state, dict) else None
+        if steps is None or steps < 0:
+            raise invalid(
+                "ramp state", expected="a dict with steps_done >= 0", got=state, remedy="Load what state_dict() gave."
+            )
+        self.move_to(steps)
+
+
+class SparsityRamp(_Ramp):
     """Moves the sparsity of a model from `initial` to `final` between two points in time.
 
     Time is what you count: call `step()` once per epoch or once per batch, and give `begin` and `end` in the same
@@ -114,21 +159,14 @@ class SparsityRamp:
         initial: float = 0.0,
         layers: str = "*",
     ) -> None:
-        first, last = as_int(begin), as_int(end)
-        if first is None or last is None or not 0 <= first <= last:
-            raise invalid("begin and end", expected="0 <= begin <= end", got=(begin, end), remedy="Count steps from 0.")
+        super().__init__(model, begin, end, layers)
         if not isinstance(shape, str) or shape not in RAMP_SHAPES:
             raise invalid(
                 "shape", expected=f"one of {tuple(RAMP_SHAPES)}", got=shape, remedy="The paper's is 'linear'."
             )
-        self.model = model
         self.initial = check_sparsity(initial, "initial")
         self.final = check_sparsity(final, "final")
-        self.begin = first
-        self.end = last
         self.shape = shape
-        self.layers = layers
-        self.steps_done = 0
         self._apply()
         warn_of_rounding(_wanted(model, {layers: self.final}), stacklevel=3)
         self._trained: set[int] | None = set()
@@ -141,23 +179,13 @@ class SparsityRamp:
 
     def sparsity_at(self, step: int) -> float:
         """The sparsity after `step` steps."""
-        if step >= self.end:
-            return self.final
-        if step <= self.begin:
-            return self.initial
-        way = RAMP_SHAPES[self.shape]((step - self.begin) / (self.end - self.begin))
-        return self.initial + (self.final - self.initial) * way
+        way = self._way(step)
+        return self.final if way == 1 else self.initial + (self.final - self.initial) * RAMP_SHAPES[self.shape](way)
 
     def step(self) -> float:
         """Moves one step on, sets the sparsity of the model, and returns it."""
         self.check_optimizer(stacklevel=3)
-        return self.move_to(self.steps_done + 1)
-
-    def move_to(self, step: int) -> float:
-        """Sets the sparsity of the model to that after `step` steps, and returns it: for clocks that others keep."""
-        self.steps_done = step
-        self._apply()
-        return self.sparsity
+        return super().step()
 
     def check_optimizer(self, *, stacklevel: int = 2) -> None:
         """Warns, once, if the optimizers that have stepped so far train the model but none of its gates.
@@ -181,21 +209,73 @@ class SparsityRamp:
                 stacklevel=stacklevel + 1,
             )
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs to go on from here."""
-        return {"steps_done": self.steps_done}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a checkpoint: takes the step and sets the sparsity of the model."""
-        steps = as_int(state.get("steps_done")) if isinstance(state, dict) else None
-        if steps is None or steps < 0:
-            raise invalid(
-                "ramp state", expected="a dict with steps_done >= 0", got=state, remedy="Load what state_dict() gave."
-            )
-        self.move_to(steps)
-
-    def _apply(self) -> None:
+    def _apply(self) -> float:
         _set(_wanted(self.model, {self.layers: self.sparsity}))
+        return self.sparsity
+
+
+@runtime_checkable
+class _Annealed(Protocol):
+    """A gate that anneals: all kinds with a `temperature` that can be set."""
+
+    temperature: float
+
+
+class TemperatureRamp(_Ramp):
+    """Lowers the temperature of gates that have one (`gate="softmax_sum"`) by the same factor in every step.
+
+    Heads that are trained soft then come to choose one block each, as they do in eval. Call `step()` once per update or
+    once per epoch, and give `begin` and `end` in the same unit. The temperature is set at once when the ramp is made.
+
+    Args:
+        model: any module with gated layers; gates without a temperature stay as they are.
+        begin: the last step that still has the initial temperature.
+        end: the first step with the final temperature.
+        initial: temperature before the ramp.
+        final: temperature at the end.
+        layers: name pattern of the layers that it moves, as in `set_sparsity`; one ramp for each group of layers.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        begin: int,
+        end: int,
+        *,
+        initial: float = 1.0,
+        final: float = 0.1,
+        layers: str = "*",
+    ) -> None:
+        super().__init__(model, begin, end, layers)
+        self.initial = check_temperature(initial, "initial")
+        self.final = check_temperature(final, "final")
+        self._apply()
+
+    @property
+    def temperature(self) -> float:
+        """The temperature at this point in time."""
+        return self.temperature_at(self.steps_done)
+
+    def temperature_at(self, step: int) -> float:
+        """The temperature after `step` steps."""
+        way = self._way(step)
+        return self.final if way == 1 else self.initial * (self.final / self.initial) ** way
+
+    def _apply(self) -> float:
+        names = gate_names(self.model)
+        check_patterns({self.layers: None}, list(names.values()))
+        annealed = [g for g, of in names.items() if isinstance(g, _Annealed) and first_match({self.layers: None}, of)]
+        if not annealed:
+            kinds = sorted({gate.kind for gate in names})
+            raise invalid(
+                "temperature",
+                expected="a model with gates that have one",
+                got=f"gates of the kinds {', '.join(kinds)}",
+                remedy="Use gate='softmax_sum', or no TemperatureRamp.",
+            )
+        for gate in annealed:
+            gate.temperature = self.temperature
+        return self.temperature
 
 
 # What ends the watch of a ramp over optimizers. Not in the ramp itself, which may be copied and pickled.

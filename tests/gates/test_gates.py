@@ -143,8 +143,40 @@ def test_softmax_sum_sharpens_as_the_temperature_falls():
         closed.append((gate.dense(x) < 0.01).sum().item())
     assert closed == sorted(closed)
     assert closed[0] < 14 <= closed[-1]
-    with raises_blockgate("temperature: expected a positive number, got 0"):
-        gate.temperature = 0
+    for wrong in (0, -1.0, float("nan"), True, "cold"):
+        with raises_blockgate(f"temperature: expected a positive number, got {wrong!r}"):
+            gate.temperature = wrong
+    assert gate.temperature == 0.001
+
+
+def test_checkpoints_hold_the_temperature():
+    gate, other = (SoftmaxSumGate(GRID, GateSpec(sparsity=0.75)) for _ in range(2))
+    gate.temperature = 0.3
+    state = gate.half().state_dict()
+    other.load_state_dict(state)
+    assert (other.temperature, other.target_sparsity) == (0.3, 0.75)
+    gate.temperature = 0.2
+    assert (other.temperature, float(state["temperature"])) == (0.3, 0.3)
+    del state["temperature"]  # as in older files
+    other.load_state_dict(state)
+    assert other.temperature == 0.3
+    with pytest.raises(RuntimeError, match="temperature: expected a positive number, got 0"):
+        other.load_state_dict(state | {"temperature": torch.tensor(0.0)})
+
+
+def test_a_falling_temperature_compiles_once():
+    layer = bg.DynamicSparseLinear(8, 8, block_size=4, sparsity=0.5, gate="softmax_sum", backend="reference")
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(layer, backend=count)
+    x = torch.randn(3, 8)
+    for layer.gate.temperature in (1.0, 0.5, 0.25):
+        assert_close(compiled(x), layer(x))
+    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,7 +17,7 @@ from blockgate.grid import BlockGrid, open_blocks
 from blockgate.ops import topk_gates
 from blockgate.spec import GateSpec
 
-__all__ = ["SoftmaxSumGate"]
+__all__ = ["SoftmaxSumGate", "check_temperature"]
 
 
 @register_gate
@@ -31,7 +31,8 @@ class SoftmaxSumGate(Gate):
     Args:
         grid: the grid whose blocks it opens.
         spec: its options; the sparsity decides the number of heads.
-        temperature: divides the scores before the softmax; set `gate.temperature` to anneal it.
+        temperature: divides the scores before the softmax. `blockgate.schedule.TemperatureRamp` lowers it in training;
+            checkpoints hold it.
         place: device and dtype of the parameters.
     """
 
@@ -56,13 +57,22 @@ class SoftmaxSumGate(Gate):
     @property
     def temperature(self) -> float:
         """What divides the scores before the softmax."""
-        return self._temperature
+        return float(self._temperature)
 
     @temperature.setter
     def temperature(self, temperature: float) -> None:
-        if not isinstance(temperature, (int, float)) or not 0 < temperature < math.inf:
-            raise invalid("temperature", expected="a positive number", got=temperature, remedy="Anneal from 1 to 0.1.")
-        self._temperature = float(temperature)
+        # A tensor, since torch.compile takes a number of a module for a constant and compiles again when it changes.
+        self._temperature = torch.tensor(check_temperature(temperature), dtype=torch.float64, device="cpu")
+
+    def kept_values(self) -> dict[str, Tensor]:
+        """What checkpoints hold beside parameters and buffers."""
+        return super().kept_values() | {"temperature": self._temperature.clone()}
+
+    def take_kept(self, name: str, value: Tensor) -> None:
+        """The sparsity or the temperature of a checkpoint."""
+        super().take_kept(name, value)
+        if name == "temperature":
+            self.temperature = float(value)
 
     def reset_near_dense(self, weight: Tensor | None = None) -> None:
         """Each head starts with a block of its own, so that gates are near 1 whether soft or hard."""
@@ -86,7 +96,7 @@ class SoftmaxSumGate(Gate):
 
     def choices(self, x: Tensor) -> Tensor:
         """Scores (N, heads in use, num_blocks) for x (N, in_features), divided by the temperature."""
-        return self.scores(x).view(len(x), self.heads, -1)[:, : self.open_blocks] / self.temperature
+        return self.scores(x).view(len(x), self.heads, -1)[:, : self.open_blocks] / self._temperature
 
     def use(self, choices: Tensor, open_counts: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         """In training all blocks are open a little: what counts is where each head is heading."""
@@ -100,8 +110,15 @@ class SoftmaxSumGate(Gate):
         scores = self.scores(x).view(-1, self.heads, self._num_blocks)[:, :heads]
         scale = self._num_blocks / heads
         if self.training:
-            values = torch.softmax(scores / self.temperature, dim=-1).sum(1) * scale
+            values = torch.softmax(scores / self._temperature, dim=-1).sum(1) * scale
             return values, all_blocks(values)
         votes = torch.zeros_like(scores[:, 0]).scatter_add(1, scores.argmax(-1), scores.new_ones(scores.shape[:2]))
         values, indices = topk_gates(votes, heads, normalise="none", backend=self.backend)
         return values * scale, indices
+
+
+def check_temperature(temperature: float, what: str = "temperature") -> float:
+    """Returns `temperature` as a float if it is a positive number."""
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not 0 < temperature < math.inf:
+        raise invalid(what, expected="a positive number", got=temperature, remedy="Anneal from 1 to 0.1.")
+    return float(temperature)

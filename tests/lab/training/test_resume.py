@@ -15,7 +15,7 @@ import torch
 
 from blockgate.lab.training import Hook, train
 from blockgate.lab.training.checkpoint import load_checkpoint
-from blockgate.lab.training.config import OptimizerConfig, RampConfig, ScheduleConfig, run_to_plain
+from blockgate.lab.training.config import AnnealConfig, OptimizerConfig, RampConfig, ScheduleConfig, run_to_plain
 from tests.corpora import tiny_image_run, tiny_text_run, write_images, write_texts
 from tests.helpers import raises_blockgate
 
@@ -103,6 +103,28 @@ def test_a_run_that_crashes_again_and_again_ends_the_same(name, tmp_path):
         assert expected[1]["training"]["hooks"][0]["count"] > 1
 
 
+def annealed(run):
+    """The same run with gates that anneal until the middle of its last epoch."""
+    gate = replace(run.model.gate, gate="softmax_sum", normalise=None, select=None)
+    return replace(run, model=replace(run.model, gate=gate), anneal=AnnealConfig(begin=0.2, end=run.epochs - 0.5))
+
+
+def test_annealed_gates_resume_exactly(tmp_path):
+    texts = write_texts(tmp_path / "texts", train=700, other=120)
+    _, last, best, results = crash_and_resume(annealed(tiny_text_run(texts, tmp_path)), tmp_path, (5, 8))
+    temperatures = {name: float(value) for name, value in last["model"].items() if name.endswith("temperature")}
+    assert set(temperatures.values()) == {0.1}
+    # Before the temperature has reached its end no model is the best one.
+    assert best["epoch"] == results["epoch"] == last["training"]["epoch"]
+
+
+def test_annealing_needs_gates_with_a_temperature(tmp_path):
+    texts = write_texts(tmp_path / "texts", train=300, other=100)
+    run = tiny_text_run(texts, tmp_path / "run", anneal=AnnealConfig(end=1))
+    with raises_blockgate("temperature: expected a model with gates that have one"):
+        train(run, quiet=True)
+
+
 def test_more_epochs_continue_a_finished_run(tmp_path):
     texts = write_texts(tmp_path / "texts", train=700, other=120)
     run = tiny_text_run(texts, tmp_path, ramp=RAMP, schedule=ScheduleConfig(kind="plateau"))
@@ -122,11 +144,13 @@ def test_more_epochs_continue_a_finished_run(tmp_path):
     [
         ({"schedule": ScheduleConfig(kind="cosine")}, "epochs: 1 -> 3, but the cosine schedule ended with epoch 1"),
         ({"ramp": RAMP}, "counted as the best although sparsity still rises until epoch 1.5"),
+        ({"anneal": AnnealConfig(end=2)}, "counted as the best although the temperature still falls until epoch 2"),
     ],
 )
 def test_more_epochs_are_refused_where_they_would_change_the_first_ones(tmp_path, options, reason):
     texts = write_texts(tmp_path / "texts", train=300, other=100)
     run = tiny_text_run(texts, tmp_path / "run", epochs=1, **options)
+    run = replace(annealed(run), anneal=run.anneal) if "anneal" in options else run
     train(run, quiet=True)
     with raises_blockgate(reason) as caught:
         train(replace(run, epochs=3, resume=True), quiet=True)

@@ -11,8 +11,8 @@ from lightning.fabric.plugins.precision import MixedPrecision
 from torch import nn
 
 import blockgate as bg
-from blockgate.lab.training.config import OptimizerConfig, RampConfig, ScheduleConfig
-from blockgate.lab.training.hooks import RampHook, WeightAverage
+from blockgate.lab.training.config import AnnealConfig, OptimizerConfig, RampConfig, ScheduleConfig
+from blockgate.lab.training.hooks import AnnealHook, RampHook, WeightAverage
 from blockgate.lab.training.optimizer import LearningRate, make_optimizer
 from tests.helpers import assert_close, raises_blockgate
 
@@ -134,3 +134,17 @@ def test_ramps_count_epochs_or_updates(every, steps):
     assert per_epoch == pytest.approx([0, 0, 0.4, 0.8])
     assert hook.settled
     assert hook.sparsity == 0.8
+
+
+def test_annealing_counts_updates():
+    model = bg.DynamicSparseLinear(8, 8, block_size=2, sparsity=0.5, gate="softmax_sum")
+    hook = AnnealHook(model, AnnealConfig(begin=0.5, end=1.5, initial=1.0, final=0.01), updates_per_epoch=4)
+    seen, settled = [], []
+    for _ in range(7):
+        seen.append(model.gate.temperature)
+        settled.append(hook.settled)
+        hook.after_update()
+        hook.after_epoch(0.0)
+    assert seen == pytest.approx([1, 1, 1, 0.01**0.25, 0.1, 0.01**0.75, 0.01])
+    assert settled == [False] * 6 + [True]
+    assert hook.sparsity is None

@@ -91,9 +91,13 @@ def _why_not_longer(run: Run, before: int, training: dict[str, Any]) -> str:
     """Why a run of `before` epochs can't have more; empty if it can."""
     if run.schedule.kind == "cosine":
         return f"the cosine schedule ended with epoch {before}: with more epochs all learning rates would be others"
-    ends = max(run.ramp.end, run.pruning.end if run.pruning.sparsity else 0.0)
-    if ends > before and training.get("epoch", 0) >= before:
-        return f"epoch {before} counted as the best although sparsity still rises until epoch {ends:g}"
+    ends = {
+        "sparsity still rises": max(run.ramp.end, run.pruning.end if run.pruning.sparsity else 0.0),
+        "the temperature still falls": run.anneal.end,
+    }
+    for what, end in ends.items():
+        if end > before and training.get("epoch", 0) >= before:
+            return f"epoch {before} counted as the best although {what} until epoch {end:g}"
     return ""
 
 

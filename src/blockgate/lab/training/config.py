@@ -11,6 +11,7 @@ from blockgate.lab.models import ImageNetworkConfig, LanguageModelConfig
 from blockgate.lab.models.plain import from_plain, to_plain
 
 __all__ = [
+    "AnnealConfig",
     "ImageRun",
     "LanguageModelRun",
     "OptimizerConfig",
@@ -78,6 +79,20 @@ class RampConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AnnealConfig:
+    """When the temperature of softmax_sum gates falls, a little with every update; with end 0 it stays at 1."""
+
+    begin: float = 0.0
+    """Epochs until it starts to fall."""
+    end: float = 0.0
+    """Epochs until it reaches its final value."""
+    initial: float = 1.0
+    """Temperature before."""
+    final: float = 0.1
+    """Temperature from then on; the lower, the nearer are the gates of training to those of evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PruningConfig:
     """Gradual magnitude pruning of dense matrices (Zhu and Gupta, 2017); with sparsity 0 there is none."""
 
@@ -125,6 +140,8 @@ class Run:
     """How learning rates change."""
     ramp: RampConfig = field(default_factory=RampConfig)
     """When sparsity rises; for models with gates."""
+    anneal: AnnealConfig = field(default_factory=AnnealConfig)
+    """When gates come to choose; for softmax_sum gates."""
     pruning: PruningConfig = field(default_factory=PruningConfig)
     """When weights are pruned; for models without gates."""
     start: Path | None = None

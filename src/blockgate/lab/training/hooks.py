@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from blockgate.gates import BlockReviver
 from blockgate.lab.baselines import MagnitudePruner, prunable_weights
-from blockgate.lab.training.config import PruningConfig, RampConfig
+from blockgate.lab.training.config import AnnealConfig, PruningConfig, RampConfig, Run
+from blockgate.lab.training.gate_health import has_gates
 from blockgate.lab.training.shards import spread_like
-from blockgate.schedule import SparsityRamp
+from blockgate.schedule import SparsityRamp, TemperatureRamp
 
-__all__ = ["Hook", "PruningHook", "RampHook", "ReviveHook", "WeightAverage"]
+__all__ = ["AnnealHook", "Hook", "PruningHook", "RampHook", "ReviveHook", "WeightAverage", "hooks_of"]
 
 
 class Hook:
@@ -52,24 +53,24 @@ class Hook:
 
 
 class _GradualHook(Hook):
-    """A hook around something that raises the sparsity step by step, until its end.
+    """A hook around something that changes the model step by step, until its end.
 
     Args:
         steps: a ramp or a pruner.
     """
 
-    def __init__(self, steps: SparsityRamp | MagnitudePruner) -> None:
+    def __init__(self, steps: SparsityRamp | TemperatureRamp | MagnitudePruner) -> None:
         self.steps = steps
 
     @property
     def settled(self) -> bool:
-        """Whether the final sparsity is reached."""
+        """Whether the end is reached."""
         return self.steps.steps_done >= self.steps.end
 
     @property
-    def sparsity(self) -> float:
+    def sparsity(self) -> float | None:
         """What is asked for now."""
-        return self.steps.sparsity
+        return None if isinstance(self.steps, TemperatureRamp) else self.steps.sparsity
 
     def state_dict(self) -> dict[str, Any]:
         """Of the ramp or pruner."""
@@ -105,6 +106,24 @@ class RampHook(_GradualHook):
         """A step of a ramp that moves with epochs."""
         if self.every == "epoch":
             self.steps.step()
+
+
+class AnnealHook(_GradualHook):
+    """Lets the temperature of all gates that have one fall.
+
+    Args:
+        model: with gated layers.
+        config: when and how far; in epochs.
+        updates_per_epoch: how many updates an epoch has.
+    """
+
+    def __init__(self, model: nn.Module, config: AnnealConfig, updates_per_epoch: int) -> None:
+        begin, end = round(config.begin * updates_per_epoch), round(config.end * updates_per_epoch)
+        super().__init__(TemperatureRamp(model, begin, end, initial=config.initial, final=config.final))
+
+    def after_update(self) -> None:
+        """A step."""
+        self.steps.step()
 
 
 class ReviveHook(Hook):
@@ -230,3 +249,20 @@ class WeightAverage(Hook):
         """Goes on from a checkpoint."""
         self.best, self.bad_epochs, self.count = state["best"], state["bad_epochs"], state["count"]
         self.means = {name: spread_like(mean, self.parameters[name]) for name, mean in state["means"].items()}
+
+
+def hooks_of(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, updates_per_epoch: int) -> list[Hook]:
+    """The hooks that the config of a run asks for."""
+    hooks: list[Hook] = []
+    if run.ramp.end and has_gates(model):
+        sparsity = run.model.gate.sparsity  # type: ignore[attr-defined]
+        hooks.append(RampHook(model, sparsity, run.ramp, updates_per_epoch))
+    if run.anneal.end and has_gates(model):
+        hooks.append(AnnealHook(model, run.anneal, updates_per_epoch))
+    if run.optimizer.revive:
+        hooks.append(ReviveHook(model, optimizer, run.optimizer.revive))
+    if run.pruning.sparsity:
+        hooks.append(PruningHook(model, run.pruning, updates_per_epoch))
+    if run.optimizer.kind == "asgd":
+        hooks.append(WeightAverage(model, run.optimizer.average_after))
+    return hooks

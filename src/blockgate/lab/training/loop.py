@@ -25,7 +25,7 @@ from blockgate.lab.training.checkpoint import (
 from blockgate.lab.training.config import Run, run_to_plain
 from blockgate.lab.training.former import hook_state
 from blockgate.lab.training.gate_health import GateWarnings, gate_facts, has_gates
-from blockgate.lab.training.hooks import Hook, PruningHook, RampHook, ReviveHook, WeightAverage
+from blockgate.lab.training.hooks import Hook, hooks_of
 from blockgate.lab.training.launch import check_run, deferred_interrupt, launch, set_up
 from blockgate.lab.training.logs import RunLog
 from blockgate.lab.training.optimizer import LearningRate, make_optimizer
@@ -80,7 +80,9 @@ class _Training:
         self.optimizer = make_optimizer(self.module, run.optimizer)
         self.stepper: Any = self.fabric.setup_optimizers(self.optimizer)
         self.learning_rate = LearningRate(run.schedule, run.epochs)
-        self.hooks = self._make_hooks(hooks)
+        updates = len(self.task.plan(0))
+        self.hooks = [make(self.module, updates) for make in hooks]
+        self.hooks += hooks_of(run, self.module, self.optimizer, updates)
         # Weights are equal in all processes, what is dropped is not.
         torch.manual_seed(run.seed + 1 + self.fabric.global_rank)
         self.epoch = self.index = self.updates = 0
@@ -94,20 +96,6 @@ class _Training:
         self.log.write_json("run.json", {"run": run_to_plain(run), "data_sha256": self.fingerprint, "notes": notes})
         self.gate_warnings = GateWarnings(reviving=bool(run.optimizer.revive))
         self.interrupted, self.saved_at = False, time.monotonic()
-
-    def _make_hooks(self, makers: Sequence[MakeHook]) -> list[Hook]:
-        updates = len(self.task.plan(0))
-        hooks = [make(self.module, updates) for make in makers]
-        if self.run.ramp.end and has_gates(self.module):
-            sparsity = self.run.model.gate.sparsity  # type: ignore[attr-defined]
-            hooks.append(RampHook(self.module, sparsity, self.run.ramp, updates))
-        if self.run.optimizer.revive:
-            hooks.append(ReviveHook(self.module, self.optimizer, self.run.optimizer.revive))
-        if self.run.pruning.sparsity:
-            hooks.append(PruningHook(self.module, self.run.pruning, updates))
-        if self.run.optimizer.kind == "asgd":
-            hooks.append(WeightAverage(self.module, self.run.optimizer.average_after))
-        return hooks
 
     def go(self) -> dict[str, Any]:
         """The rest of the run."""

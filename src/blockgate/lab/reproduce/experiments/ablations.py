@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 from blockgate.lab.reproduce.arms import NO_DROPOUT, Arm, at_sparsities
 from blockgate.lab.reproduce.experiment import Experiment
 from blockgate.lab.reproduce.kinds import KINDS, Kind, dense_run, pruned_run
-from blockgate.lab.training.config import RampConfig
+from blockgate.lab.training.config import AnnealConfig, RampConfig
 from blockgate.spec import DEFAULT_KEY_SIZE
 
 __all__ = ["ABLATIONS", "DENSE_CHANGES", "EXPERIMENT", "PRUNED_CHANGES", "Ablation"]
 
 # Ramps reach their end after this share of the epochs.
 RAMP_SHARE = 0.5
+# Temperatures reach their end after this one: gates and layers have the rest of the time to agree.
+ANNEAL_SHARE = 0.8
 
 
 class Ablation(NamedTuple):
@@ -58,6 +60,16 @@ def _other_kind(kind: str, **options: Any) -> Callable[[Any], Any]:
 
 def _ramp(run: Any) -> Any:
     return replace(run, ramp=RampConfig(end=RAMP_SHARE * run.epochs, every="update"))
+
+
+def _annealed(final: float) -> Callable[[Any], Any]:
+    """softmax_sum gates whose temperature falls to `final`, where it stays for the last epochs."""
+
+    def change(run: Any) -> Any:
+        anneal = AnnealConfig(end=ANNEAL_SHARE * run.epochs, final=final)
+        return replace(_other_kind("softmax_sum")(run), anneal=anneal)
+
+    return change
 
 
 def _rate(times: float) -> Callable[[Any], Any]:
@@ -106,7 +118,9 @@ ABLATIONS = {
     "double-block": Ablation("blocks of twice the size", _scaled("block_size", 2)),
     "slow-gates": Ablation("a tenth of the learning rate for gates", _gate_rate(0.1)),
     "fast-gates": Ablation("ten times the learning rate for gates", _gate_rate(10.0)),
-    "softmax-sum": Ablation("softmax_sum gates (Eq. 2)", _other_kind("softmax_sum")),
+    "softmax-sum": Ablation("softmax_sum gates (Eq. 2), temperature 1", _other_kind("softmax_sum")),
+    "softmax-sum-annealed": Ablation("softmax_sum gates (Eq. 2), annealed to 0.1", _annealed(0.1)),
+    "softmax-sum-cold": Ablation("softmax_sum gates (Eq. 2), annealed to 0.01", _annealed(0.01)),
     "sigmoid": Ablation("sigmoid gates, all blocks open", _other_kind("sigmoid", sparsity=0.0)),
     "weight-drop": Ablation("weight drop of 0.2", _model(weight_dropout=0.2)),
     "no-dropout": Ablation("no dropout", _model(dropout=0.0)),

@@ -24,6 +24,8 @@ CHANGES = (
     "slow-gates",
     "fast-gates",
     "softmax-sum",
+    "softmax-sum-annealed",
+    "softmax-sum-cold",
     "sigmoid",
     "balance",
     "from-dense",
