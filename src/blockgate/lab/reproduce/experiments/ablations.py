@@ -120,7 +120,7 @@ ABLATIONS = {
     "fast-gates": Ablation("ten times the learning rate for gates", _gate_rate(10.0)),
     "softmax-sum": Ablation("softmax_sum gates (Eq. 2), temperature 1", _other_kind("softmax_sum")),
     "softmax-sum-annealed": Ablation("softmax_sum gates (Eq. 2), annealed to 0.1", _annealed(0.1)),
-    "softmax-sum-cold": Ablation("softmax_sum gates (Eq. 2), annealed to 0.01", _annealed(0.01)),
+    "softmax-sum-cold": Ablation("softmax_sum gates (Eq. 2), annealed to 0.001", _annealed(0.001)),
     "sigmoid": Ablation("sigmoid gates, all blocks open", _other_kind("sigmoid", sparsity=0.0)),
     "weight-drop": Ablation("weight drop of 0.2", _model(weight_dropout=0.2)),
     "no-dropout": Ablation("no dropout", _model(dropout=0.0)),
