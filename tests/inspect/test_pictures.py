@@ -95,8 +95,10 @@ def test_many_classes_go_into_lines_of_equal_length(tmp_path, drawn):
 
 
 def test_what_the_bars_say(tmp_path, drawn):
-    draw_distribution(record_of(small_net(sparsity=0.0, normalise="none"), 6), tmp_path / "p.png", threshold=0.9)
+    record = record_of(small_net(sparsity=0.0, normalise="none"), 6)
+    draw_distribution(record, tmp_path / "p.png", threshold=0.9)
     texts = texts_of(drawn[0])
+    assert {f"{name}, {gate.measured_density:.1%} open" for name, gate in record.gates.items()} <= set(texts)
     assert {"always on", "input dependent", "always off"} <= set(texts)
     assert "% of blocks (always: for at least 90% of inputs)" in texts
 
@@ -106,7 +108,8 @@ def test_what_the_heat_maps_show(tmp_path, drawn):
     draw_classes(record, tmp_path / "p.png", gates=["4"], class_names=["cat", "dog", "owl"])
     images = [axes.images[0].get_array() for axes in drawn[0].axes if axes.images]
     assert [image.tolist() for image in images] == [record.gates["4"].frequency(label).tolist() for label in range(3)]
-    assert {"cat", "dog", "owl", "4"} <= set(texts_of(drawn[0]))
+    open_share = f"{record.gates['4'].measured_density:.1%}"
+    assert {"cat", "dog", "owl", f"4\n{open_share} open"} <= set(texts_of(drawn[0]))
 
 
 def test_what_a_trace_shows(tmp_path, drawn):

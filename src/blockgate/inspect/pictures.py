@@ -78,7 +78,7 @@ def draw_distribution(record: GateRecord, path: str | os.PathLike[str], *, thres
         texts = [f"{w:.0f}" if w >= 5 else "" for w in widths]
         axes.bar_label(bars, texts, label_type="center", color="white" if number == 0 else "black", fontsize=FONT_SIZE)
         left = [start + width for start, width in zip(left, widths, strict=True)]
-    axes.set_yticks(range(len(shares)), list(shares))
+    axes.set_yticks(range(len(shares)), [f"{name}, {_open(record.gates[name])}" for name in shares])
     axes.set(xlim=(0, 100), ylim=(len(shares) - 0.4, -0.6))
     axes.set_xlabel(f"% of blocks (always: for at least {threshold:.0%} of inputs)")
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -129,7 +129,7 @@ def draw_classes(
             if title:
                 axes.set_title(str(label) if class_names is None else class_names[label], pad=3, **TEXT)
             if column == 0:
-                _name_at_left(axes, name)
+                _name_at_left(axes, f"{name}\n{_open(chosen[name])}")
     _add_scale(figure, image, "share of inputs that open the block (white: none)")
     return _write(figure, path)
 
@@ -241,6 +241,11 @@ def _axes_at(figure: Figure, left: float, top: float, width: float, height: floa
     full_width, full_height = figure.get_size_inches()
     bottom = full_height - top - height
     return figure.add_axes((left / full_width, bottom / full_height, width / full_width, height / full_height))
+
+
+def _open(gate: GateStatistics) -> str:
+    """The share of blocks that opened, in words."""
+    return f"{gate.measured_density or 0:.1%} open"
 
 
 def _name_at_left(axes: Axes, name: str) -> None:

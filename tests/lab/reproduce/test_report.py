@@ -67,11 +67,11 @@ def test_rows():
 
 def test_scores_by_sparsity():
     half = Arm("ptb-lstm", "dynamic", 50)
-    results = RESULTS | {half.name: [result(1, 1.0, 95.0, macs=1, layers=1, dense_layers=1)]}
+    results = RESULTS | {half.name: [result(1, 1.0, 95.0, macs=1, layers=11, dense_layers=20, gates=2)]}
     text = table("Table 2", [DENSE, half, GATED, SMALL], results, "laptop")
     assert rows_of(text.split("## Test perplexity by sparsity")[1]) == [
         ["ptb-lstm", "dense", "90.00", "", ""],
-        ["ptb-lstm", "dynamic, Eq. 1", "", "95.00", "100.00 ± 1.41"],
+        ["ptb-lstm", "dynamic, Eq. 1", "", "95.00 (45.0%)", "100.00 ± 1.41 (10.0%)"],
     ]
     assert "| task | model | dense | 50% | 90% |" in text
     assert "by sparsity" not in table("Table 2", [DENSE, GATED], RESULTS, "laptop")
@@ -83,7 +83,7 @@ def test_differences_are_taken_between_runs_of_the_same_seed():
     results = {DENSE.name: dense, GATED.name: gated}
     section = table("", [DENSE, GATED, SMALL], results, "laptop").split("## Against the dense model, seed by seed")[1]
     assert rows_of(section) == [
-        ["ptb-lstm", "dynamic, Eq. 1", "90%", "100.0%", "-", "2", "+0.75 (+0.50 to +1.00)"],
+        ["ptb-lstm", "dynamic, Eq. 1", "90%", "50.0%", "100.0%", "-", "2", "+0.75 (+0.50 to +1.00)"],
     ]
     assert "Against" not in table("", [DENSE, SMALL], {DENSE.name: dense}, "laptop")
     plain, ramp = Arm("ptb-lstm", "plain", 75), Arm("ptb-lstm", "ramp", 75)
@@ -142,7 +142,22 @@ def test_times():
     times = {"machine": MACHINE, "seconds": {GATED.name: seconds}}
     text = table("Table 2", [DENSE, GATED], RESULTS, "laptop", times)
     row = rows_of(text.split("## Time per token")[1].split("## Quality")[0])[-1]
-    assert row == ["ptb-lstm", "dynamic, Eq. 1", "90%", "-", "123.0", "-", "-", "-", "-", "25.0", "-", "-", "-"]
+    assert row == [
+        "ptb-lstm",
+        "dynamic, Eq. 1",
+        "90%",
+        "10.0%",
+        "-",
+        "123.0",
+        "-",
+        "-",
+        "-",
+        "-",
+        "25.0",
+        "-",
+        "-",
+        "-",
+    ]
     assert "Medians on Test CPU, 1 thread(s), avx2" in text
 
 
@@ -179,10 +194,10 @@ def test_quality_at_equal_time(tmp_path):
     assert rows == [
         [
             "ptb-lstm",
-            "dynamic, Eq. 1, 90%",
+            "dynamic, Eq. 1, 90% (10.0% open)",
             "20.0 (int8)",
             "102.00",
-            "90%: 95.00 in 20.0 (CSR)",
+            "90% (100.0% open): 95.00 in 20.0 (CSR)",
             "90%, no dropout: 110.00 in 11.0 (float32)",
             "none",
         ]

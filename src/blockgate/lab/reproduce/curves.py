@@ -9,6 +9,7 @@ from typing import Any
 
 from blockgate.checkpoint.atomic import replace_whole
 from blockgate.lab.reproduce.arms import Arm
+from blockgate.lab.reproduce.density import described
 
 __all__ = ["draw_curves"]
 
@@ -25,8 +26,7 @@ def draw_curves(arms: Sequence[Arm], results: dict[str, list[dict[str, Any]]], m
             rows = list(zip(*runs, strict=True))
             epochs = [row[0]["epoch"] for row in rows]
             values = [statistics.mean(of_seed[f"valid_{metric}"] for of_seed in row) for row in rows]
-            percent = "" if arm.percent is None else f", {arm.percent}%"
-            axis.plot(epochs, values, label=f"{arm.label}{percent}", linewidth=1.2)
+            axis.plot(epochs, values, label=described(arm, results[arm.name]), linewidth=1.2)
     axis.set_yscale("log")
     axis.set_xlabel("epoch")
     axis.set_ylabel(f"valid {metric}")

@@ -12,6 +12,7 @@ from blockgate.checkpoint.atomic import replace_whole
 from blockgate.inspect.table import markdown_table, to_percent
 from blockgate.lab.baselines.oracle import recovered
 from blockgate.lab.reproduce.arms import Arm
+from blockgate.lab.reproduce.density import density_of
 
 __all__ = ["Merit", "draw_widths", "find_merits", "merit_section"]
 
@@ -27,6 +28,7 @@ class Merit:
         width: hidden units of a recurrent layer.
         static, score, oracle: test perplexity of the better static mask, of the gate and of the oracle.
         recovered: (static - score) / (static - oracle).
+        density: of the layers, as measured.
         input_dependent, dead: shares of the blocks, the mean over layers.
     """
 
@@ -38,6 +40,7 @@ class Merit:
     score: float
     oracle: float | None
     recovered: float | None
+    density: float
     input_dependent: float | None
     dead: float | None
 
@@ -67,6 +70,7 @@ def find_merits(arms: Sequence[Arm], results: dict[str, list[dict[str, Any]]], g
                     score=score,
                     oracle=oracle,
                     recovered=None if static is None or oracle is None else recovered(score, static, oracle),
+                    density=density_of(result),
                     input_dependent=_mean_over_layers(result, "input_dependent"),
                     dead=_mean_over_layers(result, "dead"),
                 )
@@ -78,12 +82,13 @@ def merit_section(merits: Sequence[Merit]) -> str:
     """Markdown: for each gated model the share of static minus oracle that it recovers."""
     if not merits:
         return ""
-    head = ["task", "gate", "sparsity", "seed", "static mask", "this gate", "oracle", "recovered"]
+    head = ["task", "gate", "sparsity", "density", "seed", "static mask", "this gate", "oracle", "recovered"]
     rows = [
         [
             merit.arm.task,
             merit.arm.label,
             f"{merit.arm.percent}%",
+            to_percent(merit.density),
             str(merit.seed),
             *("-" if value is None else f"{value:.2f}" for value in (merit.static, merit.score, merit.oracle)),
             *(to_percent(share) for share in (merit.recovered, merit.input_dependent, merit.dead)),
@@ -108,6 +113,7 @@ def draw_widths(merits: Sequence[Merit], file: Path) -> None:
     merits = [merit for merit in merits if merit.cell == "lstm"]
     if not merits:
         return
+    labels = _labels(merits)
     facts = {"recovered": "recovered of static minus oracle", "input_dependent": "blocks that depend on the input"}
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     axes = figure.subplots(1, len(facts))
@@ -115,7 +121,7 @@ def draw_widths(merits: Sequence[Merit], file: Path) -> None:
         lines: dict[str, dict[int, list[float]]] = {}
         for merit in merits:
             if (value := getattr(merit, fact)) is not None:
-                line = lines.setdefault(f"{merit.arm.label}, {merit.arm.percent}%", {})
+                line = lines.setdefault(labels[merit.arm.label, merit.arm.percent], {})
                 line.setdefault(merit.width, []).append(100 * value)
         for label, line in lines.items():
             widths = sorted(line)
@@ -131,6 +137,18 @@ def draw_widths(merits: Sequence[Merit], file: Path) -> None:
     figure.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=7)
     with replace_whole(file) as temporary:
         figure.savefig(temporary, format="png", dpi=150)
+
+
+def _labels(merits: Sequence[Merit]) -> dict[tuple[str, int | None], str]:
+    """The name of a line in pictures, with the least and the largest density along it."""
+    densities: dict[tuple[str, int | None], list[float]] = {}
+    for merit in merits:
+        densities.setdefault((merit.arm.label, merit.arm.percent), []).append(merit.density)
+    labels = {}
+    for (label, percent), found in densities.items():
+        ends = dict.fromkeys(to_percent(density) for density in (min(found), max(found)))
+        labels[label, percent] = f"{label}, {percent}% ({' to '.join(ends)} open)"
+    return labels
 
 
 def _mean_over_layers(result: dict[str, Any], fact: str) -> float | None:

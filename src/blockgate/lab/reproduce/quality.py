@@ -10,18 +10,23 @@ from typing import Any, NamedTuple
 from blockgate.checkpoint.atomic import replace_whole
 from blockgate.inspect.table import markdown_table
 from blockgate.lab.reproduce.arms import Arm
+from blockgate.lab.reproduce.density import asked_and_open
 from blockgate.lab.reproduce.timing import ENGINES, PACKED
 
 __all__ = ["Point", "draw_quality", "points_of", "quality_section"]
 
 
 class Point(NamedTuple):
-    """An arm, run in one way: seconds per token, and its mean score on the test data (of that way, where measured)."""
+    """An arm, run in one way: seconds per token, and its mean score on the test data (of that way, where measured).
+
+    `level` is the sparsity that was asked for and what is open, in words.
+    """
 
     arm: Arm
     engine: str
     seconds: float
     score: float
+    level: str = ""
 
 
 def points_of(
@@ -36,7 +41,8 @@ def points_of(
         for engine, parts in times["seconds"].get(arm.name, {}).items():
             measured = times.get("quality", {}).get(arm.name, {}).get(engine, first)
             # Only the first seed's model is packed: what packing costs is taken from it, the rest from all seeds.
-            yield Point(arm, engine, parts["model"]["median"], trained + measured - first)
+            score = trained + measured - first
+            yield Point(arm, engine, parts["model"]["median"], score, asked_and_open(arm, results[arm.name]))
 
 
 def fastest(points: Sequence[Point], arm: Arm) -> Point:
@@ -57,7 +63,7 @@ def quality_section(points: Sequence[Point], metric: str, form: str) -> str:
             ]
             rows.append([
                 ours.arm.task,
-                f"{ours.arm.label}, {ours.arm.percent}%",
+                f"{ours.arm.label}, {ours.level}",
                 f"{ours.seconds * 1e6:.1f} ({ours.engine})",
                 form.format(ours.score),
                 *("none" if rival is None else _described(rival, form) for rival in rivals),
@@ -78,7 +84,7 @@ def _rival(point: Point, ours: Point, kind: str) -> bool:
 
 def _described(point: Point, form: str) -> str:
     arm = point.arm
-    which = [f"{arm.percent}%"] * (arm.percent is not None) + ["no dropout"] * (arm.kind != arm.family)
+    which = [point.level] * bool(point.level) + ["no dropout"] * (arm.kind != arm.family)
     score = f"{form.format(point.score)} in {point.seconds * 1e6:.1f} ({point.engine})"
     return f"{', '.join(which)}: {score}" if which else score
 
@@ -101,9 +107,9 @@ def draw_quality(points: Sequence[Point], metric: str, file: Path) -> None:
                 label = arm.label if engine == "int8" else None
                 axis.plot(x, y, mark, linestyle=":", color=colour, fillstyle=fill, label=label)
             for point in found:
-                if point.arm.percent is not None:
+                if point.level:
                     axis.annotate(
-                        f"{point.arm.percent}%",
+                        point.level,
                         (point.seconds * 1e6, point.score),
                         xytext=(4, 4),
                         textcoords="offset points",

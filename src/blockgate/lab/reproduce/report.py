@@ -9,6 +9,7 @@ from typing import Any
 from blockgate.errors import invalid
 from blockgate.inspect.table import markdown_table, short, to_percent
 from blockgate.lab.reproduce.arms import Arm
+from blockgate.lab.reproduce.density import mean_density, open_share
 from blockgate.lab.reproduce.experiments import PAPER
 from blockgate.lab.reproduce.quality import points_of, quality_section
 from blockgate.lab.reproduce.timing import ENGINES
@@ -71,7 +72,7 @@ def table(title: str, arms: Sequence[Arm], results: Results, scale: str, times: 
     parts.append(_against_reference(arms, results, dense, metric))
     if times is not None:
         points = list(points_of(arms, results, times, metric))
-        parts += [_time_table(arms, times), quality_section(points, metric, METRICS[metric][0])]
+        parts += [_time_table(arms, results, times), quality_section(points, metric, METRICS[metric][0])]
     return "\n".join(parts)
 
 
@@ -109,7 +110,7 @@ def _row(arm: Arm, results: list[dict[str, Any]], dense: dict[str, Any] | None, 
     whole = costs["matrix_macs_dense"] if whole is None and arm.family != "small" else whole
     return [
         *start,
-        to_percent(statistics.mean(_density(result) for result in results)),
+        to_percent(mean_density(results)),
         to_percent(_mean_of_gates(results, "input_dependent")),
         short(costs["parameters"] - costs["zeros"]),
         short(statistics.mean(result["costs"]["macs"] for result in results)),
@@ -127,10 +128,13 @@ def _by_sparsity(arms: Sequence[Arm], results: Results, metric: str) -> str:
     for arm in arms:
         if results.get(arm.name):
             scores = [result["test"][metric] for result in results[arm.name]]
-            cells.setdefault((arm.task, arm.label), {})[arm.percent or 0] = _spread(scores, form)
+            share = open_share(arm, results[arm.name])
+            cell = _spread(scores, form) + (f" ({share})" if share else "")
+            cells.setdefault((arm.task, arm.label), {})[arm.percent or 0] = cell
     rows = [[*names, *(row.get(percent, "") for percent in percents)] for names, row in cells.items()]
     head = ["task", "model", *("dense" if percent == 0 else f"{percent}%" for percent in percents)]
-    return f"## Test {metric} by sparsity\n\n" + markdown_table(head, rows)
+    about = "In brackets the share of blocks or weights that is open, as measured.\n\n"
+    return f"## Test {metric} by sparsity\n\n{about}" + markdown_table(head, rows)
 
 
 def _against_reference(arms: Sequence[Arm], results: Results, dense: dict[str, Any], metric: str) -> str:
@@ -148,10 +152,10 @@ def _against_reference(arms: Sequence[Arm], results: Results, dense: dict[str, A
         changes = [score - reference[seed] for seed, score in scores[arm.name].items() if seed in reference]
         if changes and arm.kind != kind:
             row = _row(arm, results[arm.name], dense.get(arm.task), metric)
-            rows.append([*row[:3], row[7], row[4], str(len(changes)), _signed(changes, METRICS[metric][0])])
+            rows.append([*row[:4], row[7], row[4], str(len(changes)), _signed(changes, METRICS[metric][0])])
     if not rows:
         return ""
-    head = ["task", "model", "sparsity", "layers", "input-dependent", "seeds", f"test {metric}"]
+    head = ["task", "model", "sparsity", "density", "layers", "input-dependent", "seeds", f"test {metric}"]
     return f"## Against the {kind} model, seed by seed\n\n" + markdown_table(head, rows)
 
 
@@ -160,12 +164,6 @@ def _signed(changes: list[float], form: str) -> str:
     signed = form.replace(":", ":+")
     mean = signed.format(statistics.mean(changes))
     return mean if len(changes) == 1 else f"{mean} ({signed.format(min(changes))} to {signed.format(max(changes))})"
-
-
-def _density(result: dict[str, Any]) -> float:
-    """Of the layers, without their gates."""
-    costs = result["costs"]
-    return float((costs["matrix_macs"] - costs["gate_macs"]) / costs["matrix_macs_dense"])
 
 
 def _mean_of_gates(results: list[dict[str, Any]], fact: str) -> float | None:
@@ -192,15 +190,16 @@ def _about(scale: str, done: list[dict[str, Any]]) -> str:
     return text
 
 
-def _time_table(arms: Sequence[Arm], times: dict[str, Any]) -> str:
+def _time_table(arms: Sequence[Arm], results: Results, times: dict[str, Any]) -> str:
     """Microseconds per token, whole model and layers only."""
-    head = ["task", "model", "sparsity", *(f"{engine}" for engine in ENGINES), *(f"{e}, layers" for e in ENGINES)]
+    head = ["task", "model", "sparsity", "density", *ENGINES, *(f"{e}, layers" for e in ENGINES)]
     rows = []
     for arm in arms:
         of_arm = times["seconds"].get(arm.name, {})
         cells = [_micro(of_arm.get(engine, {}).get(part)) for part in ("model", "layers") for engine in ENGINES]
         if any(cell != "-" for cell in cells):
-            rows.append([arm.task, arm.label, "-" if arm.percent is None else f"{arm.percent}%", *cells])
+            asked = "-" if arm.percent is None else f"{arm.percent}%"
+            rows.append([arm.task, arm.label, asked, to_percent(mean_density(results.get(arm.name, []))), *cells])
     about = times["machine"]
     return (
         "## Time per token in microseconds, batch 1\n\n"

@@ -9,6 +9,7 @@ from typing import Any
 
 from blockgate.checkpoint.atomic import replace_whole
 from blockgate.lab.reproduce.arms import Arm
+from blockgate.lab.reproduce.density import described
 
 __all__ = ["draw_use"]
 
@@ -28,9 +29,8 @@ def draw_use(arms: Sequence[Arm], results: dict[str, list[dict[str, Any]]], file
                 continue
             rows = list(zip(*runs, strict=True))
             values = [100 * statistics.mean(of_seed[fact] for of_seed in row) for row in rows]
-            axis.plot(
-                [row[0]["epoch"] for row in rows], values, "o-", label=f"{arm.label}, {arm.percent}%", linewidth=1.2
-            )
+            label = described(arm, results[arm.name])
+            axis.plot([row[0]["epoch"] for row in rows], values, "o-", label=label, linewidth=1.2)
         axis.set_title(title, fontsize=9)
         axis.set_xlabel("epoch", fontsize=8)
         axis.set_ylim(0, 100)

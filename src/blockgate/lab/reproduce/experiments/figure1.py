@@ -25,11 +25,13 @@ def _draw(models: dict[Arm, Trained], folder: Path) -> str:
         record = record_test(trained)
         draw_classes(record, folder / f"figure1-{arm.name}.png")
         for layer, overlap in record.overlap().items():
-            rows.append([arm.name, layer, to_percent(overlap.within_classes), to_percent(overlap.between_classes)])
+            shares = (record.gates[layer].measured_density, overlap.within_classes, overlap.between_classes)
+            rows.append([arm.name, layer, *map(to_percent, shares)])
     return (
         "# Figure 1: blocks that open for each class\n\n"
-        "Open blocks that two test images have in common, of the same class and of different ones:\n\n"
-        + markdown_table(["model", "layer", "same class", "different classes"], rows)
+        "Names end with the sparsity that was asked for; density is the share of blocks that opens, as measured. Open "
+        "blocks that two test images have in common, of the same class and of different ones:\n\n"
+        + markdown_table(["model", "layer", "density", "same class", "different classes"], rows)
     )
 
 
