@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from blockgate.lab.training import Hook, train
-from blockgate.lab.training.checkpoint import load_checkpoint
+from blockgate.lab.training.checkpoint import load_checkpoint, save_checkpoint
 from blockgate.lab.training.config import AnnealConfig, OptimizerConfig, RampConfig, ScheduleConfig, run_to_plain
 from tests.corpora import tiny_image_run, tiny_text_run, write_images, write_texts
 from tests.helpers import raises_blockgate
@@ -155,6 +155,23 @@ def test_more_epochs_are_refused_where_they_would_change_the_first_ones(tmp_path
     with raises_blockgate(reason) as caught:
         train(replace(run, epochs=3, resume=True), quiet=True)
     assert "--start" in str(caught.value)
+
+
+def test_an_epoch_counts_the_time_before_it_was_resumed(tmp_path):
+    texts = write_texts(tmp_path / "texts", train=300, other=100)
+    run = tiny_text_run(texts, tmp_path / "run", checkpoint_seconds=0.0)
+    with pytest.raises(RuntimeError, match="crash"):
+        train(run, hooks=[lambda *_: Crash(2)], quiet=True)
+    last = run.output / "last.pt"
+    state = load_checkpoint(last)
+    assert min(state["training"]["spent"]) > 0
+    state["training"]["spent"] = [1000.0, 500.0]
+    save_checkpoint(last, state)
+    train(replace(run, resume=True), hooks=[lambda *_: Crash(-1)], quiet=True)
+    first, second, *_ = csv.DictReader((run.output / "epochs.csv").read_text().splitlines())
+    assert 1000 <= float(first["seconds"]) < 1100
+    assert 500 <= float(first["cpu_seconds"]) < 600
+    assert float(second["seconds"]) < 100
 
 
 def test_images_resume_in_the_middle_of_an_epoch(tmp_path):

@@ -17,6 +17,7 @@ from blockgate.lab.reproduce.clusters import SlurmOptions, make_cluster
 from blockgate.lab.reproduce.curves import draw_curves
 from blockgate.lab.reproduce.experiments import EXPERIMENTS, arms_of, choose_arms
 from blockgate.lab.reproduce.jobs import Job
+from blockgate.lab.reproduce.pace import check_levels, draw_pace, pace_section
 from blockgate.lab.reproduce.quality import draw_quality, points_of
 from blockgate.lab.reproduce.report import metric_of, table
 from blockgate.lab.reproduce.results import load_result
@@ -26,7 +27,7 @@ from blockgate.lab.reproduce.tiny import tiny_run
 from blockgate.lab.training import Run, load_trained, shipped_configs
 from blockgate.lab.training.config import LanguageModelRun
 
-__all__ = ["Order", "reproduce"]
+__all__ = ["Order", "reproduce", "write_up"]
 
 # Timing spends this on each call.
 SECONDS = {"tiny": 0.01, "laptop": 0.5, "paper": 2.0}
@@ -56,6 +57,11 @@ class Order:
     """When all arms are done, measure the time per token of the packed models. Let nothing else run meanwhile."""
     time_threads: int = 1
     """CPU threads of timing."""
+    levels: tuple[float, ...] = ()
+    """Valid perplexities, such as 130 120 115: a table says how long each arm trained to reach them, a picture shows
+    perplexity against training time. Unset: those of the experiment, if it has any."""
+    clock: Literal["wall", "processor"] = "wall"
+    """What counts as training time. processor: pauses and other programs on the machine do not count."""
     output: Path = Path("runs/reproduce")
     """Folder for runs, results and reports; what tables and figures share is trained once."""
     data_dir: Path | None = None
@@ -70,6 +76,7 @@ def reproduce(order: Order) -> Path:
     """
     for name in ("seeds", "jobs", "threads", "time_threads"):
         check_size(name, getattr(order, name))
+    check_levels(order.levels)
     arms = choose_arms(order.experiment, order.scale, order.arms)
     if order.slurm.gpus and order.scale != "paper":
         raise invalid(
@@ -133,23 +140,41 @@ def _written_up(order: Order, arms: Sequence[Arm], jobs: Sequence[Job], folder: 
     if order.time:
         times = _measured_times(order, _first_models(arms, jobs), times)
         write_whole(times_file, json.dumps(times, indent=1) + "\n")
-    every = arms_of(order.experiment, order.scale)
     results: dict[str, list[dict[str, Any]]] = {}
-    for arm in every:
+    for arm in arms_of(order.experiment, order.scale):
         found = sorted((folder / arm.name).glob("seed-*/result.json"))
         results[arm.name] = [json.loads(file.read_text()) for file in found]
+    return write_up(order, results, times, folder)
+
+
+def write_up(order: Order, results: dict[str, list[dict[str, Any]]], times: dict[str, Any] | None, folder: Path) -> str:
+    """The report of an experiment's results, in Markdown; draws its pictures into a folder.
+
+    Args:
+        order: says which experiment, and how to show it.
+        results: by the name of the arm.
+        times: what `time_models` gave, if anything.
+        folder: for the pictures.
+    """
+    experiment, metric = EXPERIMENTS[order.experiment], metric_of(results)
     # There are many arms: rows of what was not run would hide the others.
-    every = [arm for arm in every if results[arm.name]]
-    metric = metric_of(results)
+    arms = [arm for arm in arms_of(order.experiment, order.scale) if results.get(arm.name)]
+    levels = order.levels or experiment.levels
+    parts = [table(experiment.title, arms, results, order.scale, times)]
     for task in dict.fromkeys(arm.task for arm in arms):
-        of_task = [arm for arm in every if arm.task == task]
+        of_task = [arm for arm in arms if arm.task == task]
         draw_curves(of_task, results, metric, folder / f"curves-{order.experiment}-{task}.png")
         points = [] if times is None else list(points_of(of_task, results, times, metric))
         if points:
             draw_quality(points, metric, folder / f"quality-{order.experiment}-{task}.png")
-    experiment = EXPERIMENTS[order.experiment]
-    text = table(experiment.title, every, results, order.scale, times)
-    return text if experiment.more is None else f"{text}\n{experiment.more(every, results, folder)}"
+        if levels:
+            file = folder / f"pace-{order.experiment}-{task}.png"
+            draw_pace(of_task, results, metric, levels, file, order.clock)
+    if levels:
+        parts.append(pace_section(arms, results, metric, levels, order.clock))
+    if experiment.more is not None:
+        parts.append(experiment.more(arms, results, folder))
+    return "\n".join(parts)
 
 
 def _measured_times(order: Order, models: dict[Arm, Any], before: dict[str, Any] | None) -> dict[str, Any]:

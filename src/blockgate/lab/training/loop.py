@@ -89,6 +89,8 @@ class _Training:
         self.carried: Any = None
         self.sums: Tensor | None = None
         self.rows: list[dict[str, float]] = []
+        # What the epoch took before this process went on with it: seconds, and those of the processor.
+        self.spent = [0.0, 0.0]
         self.best = math.inf
         if run.resume:
             self._resume()
@@ -116,7 +118,8 @@ class _Training:
         """The updates of an epoch that are left, and its end."""
         plan = self.task.plan(self.epoch)
         self.log.begin_epoch(self.epoch + 1, self.run.epochs, self.index, len(plan))
-        started, seen_before = time.perf_counter(), 0.0 if self.sums is None else float(self.sums[-1])
+        self.began = (time.perf_counter(), time.process_time())
+        started, seen_before = self.began[0], 0.0 if self.sums is None else float(self.sums[-1])
         self.model.train()
         while self.index < len(plan):
             self._update(plan[self.index], len(plan))
@@ -176,13 +179,18 @@ class _Training:
         self.learning_rate.after_epoch(score, changed=changed)
         for hook in self.hooks:
             hook.after_epoch(score)
-        row["seconds"] = round(time.perf_counter() - started, 1)
+        row |= dict(zip(("seconds", "cpu_seconds"), (round(seconds, 1) for seconds in self._spent()), strict=True))
         self.rows.append(row)
-        self.epoch, self.index, self.carried, self.sums = self.epoch + 1, 0, None, None
+        self.epoch, self.index, self.carried, self.sums, self.spent = self.epoch + 1, 0, None, None, [0.0, 0.0]
         self._save(LAST, {"training": self._state()})
         self.log.epoch(self.rows)
         if self._agree(self.interrupted) and self.epoch < self.run.epochs:
             raise KeyboardInterrupt
+
+    def _spent(self) -> list[float]:
+        """Seconds that this epoch has taken, in all processes that worked on it, and those of the processor."""
+        wall, processor = time.perf_counter() - self.began[0], time.process_time() - self.began[1]
+        return [self.spent[0] + wall, self.spent[1] + processor]
 
     def _finish(self) -> dict[str, Any]:
         """Tests the best model, not the last."""
@@ -283,6 +291,7 @@ class _Training:
             "updates": self.updates,
             "rows": self.rows,
             "best": self.best,
+            "spent": self._spent() if self.index else [0.0, 0.0],
         }
 
     def _resume(self) -> None:
@@ -299,6 +308,7 @@ class _Training:
             hook.load_state_dict(hook_state(hook, saved, self.module, state["model"]))
         for name in ("epoch", "index", "updates", "rows", "best"):
             setattr(self, name, training[name])
+        self.spent = training.get("spent", self.spent)
         local = training["processes"][self.fabric.global_rank]
         carried = self.task.restore(self.module, local["carried"])
         self.carried, self.sums = self.fabric.to_device((carried, local["sums"]))

@@ -19,6 +19,7 @@ __all__ = ["ABLATIONS", "DENSE_CHANGES", "EXPERIMENT", "PRUNED_CHANGES", "Ablati
 RAMP_SHARE = 0.5
 # Temperatures reach their end after this one: gates and layers have the rest of the time to agree.
 ANNEAL_SHARE = 0.8
+ANNEAL_CLIP = 1.0
 
 
 class Ablation(NamedTuple):
@@ -62,14 +63,23 @@ def _ramp(run: Any) -> Any:
     return replace(run, ramp=RampConfig(end=RAMP_SHARE * run.epochs, every="update"))
 
 
-def _annealed(final: float) -> Callable[[Any], Any]:
-    """softmax_sum gates whose temperature falls to `final`, where it stays for the last epochs."""
+def _annealed(final: float, *, large: bool = False) -> Callable[[Any], Any]:
+    """softmax_sum gates whose temperature falls to `final`, where it stays for the last epochs.
+
+    A soft gate has a gradient of 1 / temperature: it is clipped where the recipe doesn't.
+    """
 
     def change(run: Any) -> Any:
-        anneal = AnnealConfig(end=ANNEAL_SHARE * run.epochs, final=final)
-        return replace(_other_kind("softmax_sum")(run), anneal=anneal)
+        run = (_large_softmax_sum if large else _other_kind("softmax_sum"))(run)
+        optimizer = replace(run.optimizer, clip=run.optimizer.clip or ANNEAL_CLIP)
+        return replace(run, anneal=AnnealConfig(end=ANNEAL_SHARE * run.epochs, final=final), optimizer=optimizer)
 
     return change
+
+
+def _large_softmax_sum(run: Any) -> Any:
+    """With blocks of twice the size a quarter of the heads choose among a quarter of the blocks."""
+    return _other_kind("softmax_sum")(_scaled("block_size", 2)(run))
 
 
 def _rate(times: float) -> Callable[[Any], Any]:
@@ -121,6 +131,10 @@ ABLATIONS = {
     "softmax-sum": Ablation("softmax_sum gates (Eq. 2), temperature 1", _other_kind("softmax_sum")),
     "softmax-sum-annealed": Ablation("softmax_sum gates (Eq. 2), annealed to 0.1", _annealed(0.1)),
     "softmax-sum-cold": Ablation("softmax_sum gates (Eq. 2), annealed to 0.001", _annealed(0.001)),
+    "softmax-sum-large": Ablation("the same, temperature 1, blocks of twice the size", _large_softmax_sum),
+    "softmax-sum-large-annealed": Ablation(
+        "the same, annealed to 0.1, blocks of twice the size", _annealed(0.1, large=True)
+    ),
     "sigmoid": Ablation("sigmoid gates, all blocks open", _other_kind("sigmoid", sparsity=0.0)),
     "weight-drop": Ablation("weight drop of 0.2", _model(weight_dropout=0.2)),
     "no-dropout": Ablation("no dropout", _model(dropout=0.0)),

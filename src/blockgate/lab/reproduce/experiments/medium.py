@@ -20,4 +20,10 @@ def _arms(scale: str) -> list[Arm]:
     ]
 
 
-EXPERIMENT = Experiment(name="medium", about="LSTMs of a published size", title="LSTM of a published size", arms=_arms)
+EXPERIMENT = Experiment(
+    name="medium",
+    about="LSTMs of a published size",
+    title="LSTM of a published size",
+    arms=_arms,
+    levels=(100.0, 95.0, 90.0),
+)
