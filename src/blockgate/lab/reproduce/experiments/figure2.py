@@ -44,6 +44,11 @@ def _draw(models: dict[Arm, Trained], folder: Path) -> str:
             for layer, share in record.distribution().items()
         }
     write_whole(file, json.dumps(data, indent=1) + "\n")
+    return _report(data)
+
+
+def _report(data: dict[str, dict[str, dict[str, float | None]]]) -> str:
+    """In Markdown, from shares by model and layer."""
     rows = [
         [name, layer, *(to_percent(share.get(fact)) for fact in FACTS)]
         for name, layers in data.items()
