@@ -20,6 +20,8 @@ from blockgate.runtime.cells import State
 from blockgate.runtime.recurrent import LSTMInterface, Segments, has_projection, run_layer, run_layers, step_by_step
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from blockgate.gates import Gate
     from blockgate.grid import BlockGrid
 
@@ -45,7 +47,11 @@ def to_sparse_inference(model: nn.Module) -> nn.Module:
 
 
 def to_block_inference(
-    model: nn.Module, dtype: torch.dtype = torch.float32, *, block_size: int | tuple[int, int]
+    model: nn.Module,
+    dtype: str | torch.dtype = torch.float32,
+    *,
+    block_size: int | tuple[int, int],
+    screened: str | Sequence[str] = (),
 ) -> nn.Module:
     """A packed copy of `model` for inference that computes only blocks with something in them, by our kernels.
 
@@ -54,11 +60,12 @@ def to_block_inference(
 
     Args:
         model: with layers pruned in blocks, or static ones; all else is packed as `pack` does it.
-        dtype: what weights are stored as: torch.float32, torch.bfloat16 or torch.int8.
+        dtype: what weights are stored as, as in `pack`.
         block_size: the blocks in which it was pruned; static layers know their own.
+        screened: name patterns of output layers, as in `pack`.
     """
     gated = _replaced(model, "to_block_inference", partial(_block_layer, block_size=block_size))
-    return pack(gated, dtype)
+    return pack(gated, dtype, screened=screened)
 
 
 def _replaced(model: nn.Module, what: str, make: Any) -> nn.Module:

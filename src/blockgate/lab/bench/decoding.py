@@ -12,10 +12,12 @@ from blockgate.inspect.timing import carry_on
 from blockgate.lab.bench.checks import relative_error
 from blockgate.lab.models import ImageNetwork, LanguageModel
 
-__all__ = ["require_same", "single_steps"]
+__all__ = ["require_likeliest", "require_same", "single_steps"]
 
 # Inputs on which outputs are compared.
 COMPARED = 8
+# A word that is found may be less likely than the likeliest by this much of its log-probability.
+MOST_MISSED = 1.0
 
 
 def single_steps(model: nn.Module) -> dict[str, Callable[[Tensor], Any]]:
@@ -36,7 +38,7 @@ def require_same(name: str, model: nn.Module, original: nn.Module, inputs: list[
         name: of the model, for the message.
         model: what is to be timed.
         original: the trained model.
-        inputs: single words (1, 1) or images.
+        inputs: words (1, N), or images.
         exact: whether weights were kept as they are; rounded ones may differ more.
     """
     for part in single_steps(original):
@@ -49,3 +51,27 @@ def require_same(name: str, model: nn.Module, original: nn.Module, inputs: list[
                     f"{name}: expected the outputs of the trained model, got others by {difference:.2g} of their norm. "
                     "No speed is reported."
                 )
+
+
+def require_likeliest(name: str, model: nn.Module, original: nn.Module, inputs: list[Tensor]) -> None:
+    """Refuses to time a language model that finds other words than the likeliest ones, or as good as those.
+
+    Args:
+        name: of the model, for the message.
+        model: what is to be timed: it has `likeliest`.
+        original: the trained model.
+        inputs: words (1, N).
+    """
+    assert isinstance(model, LanguageModel)
+    assert isinstance(original, LanguageModel)
+    carried, of_original = None, None
+    for x in inputs[:COMPARED]:
+        _, found, carried = model.likeliest(x, carried)
+        expected, of_original = original(x, of_original)
+        missing = float((expected[-1].max(-1).values - expected[-1].gather(1, found)[:, 0]).max())
+        # Rounded weights of the layers may tip the scales between two words that are nearly as likely.
+        if not missing < MOST_MISSED:
+            raise BlockgateError(
+                f"{name}: expected the likeliest words, got some whose log-probability is lower by {missing:.2g}. No "
+                "speed is reported."
+            )

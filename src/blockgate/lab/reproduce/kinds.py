@@ -17,7 +17,7 @@ from blockgate.lab.models import LanguageModel, count_costs, small_dense
 from blockgate.lab.training.config import PruningConfig, RampConfig
 from blockgate.spec import GateSpec
 
-__all__ = ["KINDS", "Kind", "dense_run", "pruned_run", "square"]
+__all__ = ["KINDS", "Kind", "dense_run", "pack_blocks", "pruned_run", "square"]
 
 # What slow gates learn at, as a share of the learning rate: more of them depend on the input then.
 SLOW_GATE_RATE = 0.3
@@ -36,7 +36,7 @@ class Kind:
         look: colour and mark in pictures; None to be left out of them.
         is_dynamic: whether its gates choose blocks for every input.
         changes_recipe: whether it may differ from other arms in more than the kind of its matrices.
-        pack: makes a model ready for inference with weights of a type.
+        pack: makes a model ready for inference with weights of a format, as `blockgate.pack`, `screened` included.
         other_ways: further ways to run a model, by the names of their columns.
     """
 
@@ -45,7 +45,7 @@ class Kind:
     look: tuple[str, str] | None = None
     is_dynamic: bool = False
     changes_recipe: bool = False
-    pack: Callable[[nn.Module, torch.dtype], nn.Module] = pack
+    pack: Callable[..., nn.Module] = pack
     other_ways: Mapping[str, Callable[[nn.Module], nn.Module]] = field(default_factory=dict)
 
 
@@ -71,7 +71,9 @@ def pruned_run(base: Any, sparsity: float, words: int = 0, *, blocks: bool = Fal
         every=AGP_EVERY * share,
         block_size=square(base.model.gate).block_size if blocks else None,
     )
-    return replace(dense_run(base), pruning=pruning)
+    made = replace(dense_run(base), pruning=pruning)
+    # Whoever packs the model reads the blocks there.
+    return replace(made, model=replace(made.model, gate=square(base.model.gate))) if blocks else made
 
 
 def _dynamic_run(
@@ -107,8 +109,10 @@ def _small_run(base: Any, sparsity: float, words: int) -> Any:
     return replace(made, model=small_dense(made.model, words, macs))
 
 
-def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    return to_block_inference(model, dtype, block_size=model.config.gate.block_size)  # type: ignore[union-attr, arg-type]
+def pack_blocks(model: nn.Module, stored_as: str, *, screened: str | tuple[str, ...] = ()) -> nn.Module:
+    """Packs a model that was pruned in blocks, so that closed ones are not computed."""
+    size: Any = model.config.gate.block_size  # type: ignore[union-attr]
+    return to_block_inference(model, stored_as, block_size=size, screened=screened)
 
 
 # Colours that colour-blind readers can tell apart (Okabe and Ito), and marks for those who print in grey.
@@ -134,8 +138,8 @@ KINDS: dict[str, Kind] = {
         other_ways={"CSR": lambda model: pack(to_sparse_inference(model))},
     ),
     "block-agp": Kind(
-        label="AGP of whole blocks", run=partial(pruned_run, blocks=True), look=("#CC79A7", "P"), pack=_pack_blocks
+        label="AGP of whole blocks", run=partial(pruned_run, blocks=True), look=("#CC79A7", "P"), pack=pack_blocks
     ),
-    "static": Kind(label="static blocks", run=_static_run, look=("#009E73", "X"), pack=_pack_blocks),
+    "static": Kind(label="static blocks", run=_static_run, look=("#009E73", "X"), pack=pack_blocks),
     "small": Kind(label="small dense of equal MACs", run=_small_run, look=("#999999", "^")),
 }

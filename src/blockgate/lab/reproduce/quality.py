@@ -11,15 +11,18 @@ from blockgate.checkpoint.atomic import replace_whole
 from blockgate.inspect.table import markdown_table
 from blockgate.lab.reproduce.arms import Arm
 from blockgate.lab.reproduce.density import asked_and_open
-from blockgate.lab.reproduce.timing import ENGINES, PACKED
+from blockgate.lab.reproduce.timing import BATCHES, SCREENED, part_name
 
 __all__ = ["Point", "draw_quality", "points_of", "quality_section"]
+
+# Formats that have panels; bfloat16 is in the tables.
+DRAWN = ("float32", "int8", "int4")
 
 
 class Point(NamedTuple):
     """An arm, run in one way: seconds per token, and its mean score on the test data (of that way, where measured).
 
-    `level` is the sparsity that was asked for and what is open, in words.
+    `level` is the sparsity that was asked for and what is open, in words; `batch` texts are read side by side.
     """
 
     arm: Arm
@@ -27,6 +30,7 @@ class Point(NamedTuple):
     seconds: float
     score: float
     level: str = ""
+    batch: int = 1
 
 
 def points_of(
@@ -42,7 +46,11 @@ def points_of(
             measured = times.get("quality", {}).get(arm.name, {}).get(engine, first)
             # Only the first seed's model is packed: what packing costs is taken from it, the rest from all seeds.
             score = trained + measured - first
-            yield Point(arm, engine, parts["model"]["median"], score, asked_and_open(arm, results[arm.name]))
+            # Screening finds the likeliest word; all other times are those of all probabilities.
+            part = "likeliest" if engine.endswith(SCREENED) else "model"
+            for batch in BATCHES:
+                if (timed := parts.get(part_name(part, batch))) is not None:
+                    yield Point(arm, engine, timed["median"], score, asked_and_open(arm, results[arm.name]), batch)
 
 
 def fastest(points: Sequence[Point], arm: Arm) -> Point:
@@ -52,6 +60,21 @@ def fastest(points: Sequence[Point], arm: Arm) -> Point:
 
 def quality_section(points: Sequence[Point], metric: str, form: str) -> str:
     """Markdown: beside each dynamic arm the best pruned, small and dense one that is no slower, each at its fastest."""
+    parts = []
+    for batch in BATCHES:
+        # A likeliest word is less than all probabilities: it is compared in the picture only.
+        found = [point for point in points if point.batch == batch and not point.engine.endswith(SCREENED)]
+        if rows := _rows(found, form):
+            head = ["task", "model", "microseconds a token", f"test {metric}", "best pruned (AGP)", "best small dense"]
+            parts.append(
+                f"## Quality at equal time{'' if batch == 1 else f', batch {batch}'}\n\n"
+                "Every model in its fastest way; beside each gated one, the best of each kind that is no slower.\n\n"
+                + markdown_table([*head, "dense"], rows)
+            )
+    return "\n".join(parts)
+
+
+def _rows(points: Sequence[Point], form: str) -> list[list[str]]:
     arms = list(dict.fromkeys(point.arm for point in points))
     best = [fastest(points, arm) for arm in arms]
     rows = []
@@ -68,14 +91,7 @@ def quality_section(points: Sequence[Point], metric: str, form: str) -> str:
                 form.format(ours.score),
                 *("none" if rival is None else _described(rival, form) for rival in rivals),
             ])
-    if not rows:
-        return ""
-    head = ["task", "model", "microseconds a token", f"test {metric}", "best pruned (AGP)", "best small dense", "dense"]
-    return (
-        "## Quality at equal time\n\n"
-        "Every model in its fastest way; beside each gated one, the best of each kind that is no slower.\n\n"
-        + markdown_table(head, rows)
-    )
+    return rows
 
 
 def _rival(point: Point, ours: Point, kind: str) -> bool:
@@ -90,40 +106,56 @@ def _described(point: Point, form: str) -> str:
 
 
 def draw_quality(points: Sequence[Point], metric: str, file: Path) -> None:
-    """One panel for each type of packed weights; pruned single weights by the faster of that and CSR."""
+    """One panel for each type of packed weights and each batch; pruned single weights by the faster of that and CSR.
+
+    Where an output layer can be screened, the likeliest word counts, else the probabilities of all words.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.2 * len(PACKED), 4.0), layout="constrained")
-    axes = figure.subplots(1, len(PACKED), sharey=True, squeeze=False)[0]
-    for axis, engine in zip(axes, PACKED, strict=True):
-        for kind in dict.fromkeys(point.arm.kind for point in points if point.arm.facts.look):
-            shown = [_shown(points, arm, engine) for arm in dict.fromkeys(p.arm for p in points) if arm.kind == kind]
-            found = [point for point in shown if point is not None]
-            x, y = [point.seconds * 1e6 for point in found], [point.score for point in found]
-            arm = found[0].arm if found else None
-            if arm is not None and arm.facts.look is not None:
-                colour, mark = arm.facts.look
-                fill = "full" if arm.kind == arm.family else "none"
-                label = arm.label if engine == "int8" else None
-                axis.plot(x, y, mark, linestyle=":", color=colour, fillstyle=fill, label=label)
-            for point in found:
-                if point.level:
-                    axis.annotate(
-                        point.level,
-                        (point.seconds * 1e6, point.score),
-                        xytext=(4, 4),
-                        textcoords="offset points",
-                        fontsize=7,
-                    )
-        axis.set_title(f"packed to {engine}", fontsize=9)
-        axis.set_xlabel("microseconds a token, whole model, batch 1", fontsize=8)
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel(f"test {metric}", fontsize=8)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
+    points = [point for point in points if point.arm.facts.look]
+    engines = [engine for engine in DRAWN if any(point.engine == engine for point in points)]
+    batches = [batch for batch in BATCHES if any(point.batch == batch for point in points)]
+    figure = Figure(figsize=(4.8 * len(engines), 3.6 * len(batches) + 0.6), layout="constrained")
+    grid = figure.subplots(len(batches), len(engines), sharey=True, squeeze=False)
+    for line, batch in zip(grid, batches, strict=True):
+        line[0].set_ylabel(f"test {metric}", fontsize=8)
+        for axis, engine in zip(line, engines, strict=True):
+            of_batch = [point for point in points if point.batch == batch]
+            _draw_panel(axis, of_batch, engine)
+            axis.set_title(f"packed to {engine}, batch {batch}", fontsize=9)
+    # An arm may be missing from a panel.
+    legends = [axis.get_legend_handles_labels() for axis in grid.flat]
+    handles = {label: handle for legend in legends for handle, label in zip(*legend, strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8)
+    figure.suptitle("Beside a point: the sparsity asked for, and the share that is open as measured", fontsize=8)
     with replace_whole(file) as temporary:
         figure.savefig(temporary, format="png", dpi=150)
 
 
+def _draw_panel(axis: Any, points: Sequence[Point], engine: str) -> None:
+    ways = set()
+    for kind in dict.fromkeys(point.arm.kind for point in points):
+        arms = dict.fromkeys(point.arm for point in points if point.arm.kind == kind)
+        found = [point for arm in arms if (point := _shown(points, arm, engine)) is not None]
+        if not found:
+            continue
+        arm = found[0].arm
+        colour, mark = arm.facts.look or ("", "")
+        fill = "full" if arm.kind == arm.family else "none"
+        x, y = [point.seconds * 1e6 for point in found], [point.score for point in found]
+        axis.plot(x, y, mark, linestyle=":", color=colour, fillstyle=fill, label=arm.label)
+        for point in found:
+            ways.add("likeliest word, output layer screened" if point.engine.endswith(SCREENED) else "whole model")
+            place = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": 6}
+            if point.level:
+                axis.annotate(point.level.replace(" open", ""), (point.seconds * 1e6, point.score), **place)
+    axis.margins(x=0.15)
+    axis.set_xlabel(f"microseconds a token, {'; '.join(sorted(ways))}", fontsize=8)
+    axis.grid(alpha=0.3)
+
+
 def _shown(points: Sequence[Point], arm: Arm, engine: str) -> Point | None:
-    engines = {engine, "CSR"} & set(ENGINES)
-    return min((p for p in points if p.arm == arm and p.engine in engines), key=lambda p: p.seconds, default=None)
+    of_arm = [point for point in points if point.arm == arm]
+    screened = [point for point in of_arm if point.engine == engine + SCREENED]
+    plain = [point for point in of_arm if point.engine in {engine, "CSR"}]
+    return min(screened or plain, key=lambda point: point.seconds, default=None)

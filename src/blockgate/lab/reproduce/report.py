@@ -12,7 +12,7 @@ from blockgate.lab.reproduce.arms import Arm
 from blockgate.lab.reproduce.density import mean_density, open_share
 from blockgate.lab.reproduce.experiments import PAPER
 from blockgate.lab.reproduce.quality import points_of, quality_section
-from blockgate.lab.reproduce.timing import ENGINES
+from blockgate.lab.reproduce.timing import BATCHES, ENGINES, PACKED, part_name
 from blockgate.lab.training.config import differences
 
 __all__ = ["metric_of", "table"]
@@ -191,23 +191,48 @@ def _about(scale: str, done: list[dict[str, Any]]) -> str:
 
 
 def _time_table(arms: Sequence[Arm], results: Results, times: dict[str, Any]) -> str:
-    """Microseconds per token, whole model and layers only."""
-    head = ["task", "model", "sparsity", "density", *ENGINES, *(f"{e}, layers" for e in ENGINES)]
+    """Microseconds per token: one text, whole model and layers only; several at once; and the likeliest word."""
+    about = times["machine"]
+    parts = []
+    for batch in BATCHES:
+        names = {part_name("model", batch): "", part_name("layers", batch): ", layers"}
+        parts.append(_times(f"## Time per token in microseconds, batch {batch}", names, arms, results, times))
+    likeliest = {part_name("likeliest", batch): f", batch {batch}" for batch in BATCHES}
+    parts.append(_times("## Time per likeliest word in microseconds", likeliest, arms, results, times))
+    return "\n".join(filter(None, parts)) + (
+        f"\nMedians on {about['cpu']}, {about['threads']} thread(s), {about['instruction set']}, "
+        f"torch {about['torch']}, commit {about['commit']}. torch: as trained. {', '.join(PACKED)}: packed. "
+        "CSR: torch's sparse format. Screened: the output layer finds the likeliest word without scoring all.\n"
+    )
+
+
+def _times(title: str, names: dict[str, str], arms: Sequence[Arm], results: Results, times: dict[str, Any]) -> str:
+    """A table with a column for each part and engine that was timed; empty if none was.
+
+    Args:
+        title: above the table.
+        names: of the parts, and what their columns add to the engine's name.
+        arms: the rows; those without times are left out.
+        results: by the name of the arm.
+        times: what `time_models` gave.
+    """
+    of_arms = {arm: times["seconds"].get(arm.name, {}) for arm in arms}
+    columns = [
+        (engine, part)
+        for part in names
+        for engine in ENGINES
+        if any(part in of_arm.get(engine, {}) for of_arm in of_arms.values())
+    ]
     rows = []
-    for arm in arms:
-        of_arm = times["seconds"].get(arm.name, {})
-        cells = [_micro(of_arm.get(engine, {}).get(part)) for part in ("model", "layers") for engine in ENGINES]
+    for arm, of_arm in of_arms.items():
+        cells = [_micro(of_arm.get(engine, {}).get(part)) for engine, part in columns]
         if any(cell != "-" for cell in cells):
             asked = "-" if arm.percent is None else f"{arm.percent}%"
             rows.append([arm.task, arm.label, asked, to_percent(mean_density(results.get(arm.name, []))), *cells])
-    about = times["machine"]
-    return (
-        "## Time per token in microseconds, batch 1\n\n"
-        + markdown_table(head, rows)
-        + f"\nMedians on {about['cpu']}, {about['threads']} thread(s), {about['instruction set']}, "
-        f"torch {about['torch']}, commit {about['commit']}. torch: as trained. float32, bfloat16, int8: packed. "
-        "CSR: torch's sparse format.\n"
-    )
+    if not rows:
+        return ""
+    head = ["task", "model", "sparsity", "density", *(f"{engine}{names[part]}" for engine, part in columns)]
+    return f"{title}\n\n{markdown_table(head, rows)}"
 
 
 def _micro(facts: dict[str, float] | None) -> str:

@@ -81,7 +81,7 @@ class ImageTask(Task):
 
     def single_inputs(self, part: str, count: int) -> list[Tensor]:
         """Images (1, height, width)."""
-        return list(self.pixels(part, torch.arange(count)).split(1))
+        return list(self.pixels(part, torch.arange(min(count, len(self.parts[part][0])))).split(1))
 
     def pixels(self, part: str, numbers: Tensor) -> Tensor:
         """Images of these numbers (N, height, width), as the model reads them."""

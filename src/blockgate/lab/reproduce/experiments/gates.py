@@ -10,7 +10,7 @@ from typing import Any
 
 from blockgate.lab.reproduce.arms import NO_DROPOUT, Arm, at_sparsities
 from blockgate.lab.reproduce.experiment import Experiment
-from blockgate.lab.reproduce.kinds import KINDS, SLOW_GATE_RATE, Kind, dense_run, square
+from blockgate.lab.reproduce.kinds import KINDS, SLOW_GATE_RATE, Kind, dense_run, pack_blocks, square
 from blockgate.lab.reproduce.merit import draw_widths, find_merits, merit_section
 from blockgate.lab.reproduce.use import draw_use
 from blockgate.lab.training.config import PruningConfig
@@ -53,16 +53,16 @@ def _gated_run(
 
 def _masked_run(base: Any, sparsity: float, words: int = 0) -> Any:  # noqa: ARG001
     """The blocks of least magnitude are closed for good, one after the other, while gates would have their ramp."""
-    every = 1 / MASKS_PER_EPOCH
+    every, gate = 1 / MASKS_PER_EPOCH, thin(base.model.gate)
     pruning = PruningConfig(
         sparsity=sparsity,
         initial=0.0,
         begin=every,
         end=max(every, base.ramp.end),
         every=every,
-        block_size=thin(base.model.gate).block_size,
+        block_size=gate.block_size,
     )
-    return replace(dense_run(base), pruning=pruning)
+    return replace(dense_run(base), model=replace(base.model, matrices="dense", gate=gate), pruning=pruning)
 
 
 def _random_run(base: Any, sparsity: float, words: int = 0) -> Any:  # noqa: ARG001
@@ -71,7 +71,7 @@ def _random_run(base: Any, sparsity: float, words: int = 0) -> Any:  # noqa: ARG
 
 
 CONTROLS = {
-    "mask": Kind(label="static mask by magnitude", run=_masked_run),
+    "mask": Kind(label="static mask by magnitude", run=_masked_run, look=("#009E73", "p"), pack=pack_blocks),
     "random": Kind(label="static random mask", run=_random_run),
     "oracle": Kind(label="oracle", run=partial(_gated_run, gate="oracle", key_size="auto", gate_hidden=None)),
 }
@@ -94,7 +94,11 @@ GATES = {
         label="margin, gently revived, thin blocks",
         run=partial(_gated_run, gate="margin", revive=GENTLE),
     ),
-    "margin": Kind(label="margin, revived, thin blocks", run=partial(_gated_run, gate="margin", revive=REVIVE)),
+    "margin": Kind(
+        label="margin, revived, thin blocks",
+        run=partial(_gated_run, gate="margin", revive=REVIVE),
+        look=("#D55E00", "*"),
+    ),
 }
 KINDS.update(CONTROLS | GATES)
 
