@@ -140,6 +140,9 @@ ABLATIONS = {
     "softmax-sum-large-annealed": Ablation(
         "the same with softmax_sum gates (Eq. 2), annealed to 0.1", _annealed(0.1, large=True)
     ),
+    "softmax-sum-large-cold": Ablation(
+        "the same with softmax_sum gates (Eq. 2), annealed to 0.01", _annealed(0.01, large=True)
+    ),
     "sigmoid": Ablation("sigmoid gates, all blocks open", _other_kind("sigmoid", sparsity=0.0)),
     "weight-drop": Ablation("weight drop of 0.2", _model(weight_dropout=0.2)),
     "no-dropout": Ablation("no dropout", _model(dropout=0.0)),
