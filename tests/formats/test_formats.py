@@ -18,7 +18,7 @@ from tests.helpers import raises_blockgate
 each_format = pytest.mark.parametrize("name", FORMATS)
 dimension = st.integers(1, 80)
 # Ordinary weights, and what hurts: equal, zero, one huge among small ones, denormals, neighbours of a rounding edge.
-KINDS = ["normal", "equal", "zero", "one huge", "denormal", "tiny", "largest", "steps", "two signs"]
+KINDS = ["normal", "equal", "zero", "one huge", "denormal", "tiny", "largest", "steps", "two signs", "ties"]
 
 
 def weights(kind, m, n):
@@ -41,6 +41,9 @@ def weights(kind, m, n):
         return torch.randint(-16, 17, (m, n)) / 2
     if kind == "two signs":
         return weight.sign()
+    if kind == "ties":
+        # Nine bits: odd ones lie halfway between two numbers of bfloat16.
+        return torch.randint(-511, 512, (m, n)).float()
     return weight
 
 

@@ -80,7 +80,12 @@ NATIVE = [
     ),
     # Products.
     _native("isa/quantise.h", "largest_bits < bits ? bits", "largest_bits < bits", "k == 0"),
-    _native("isa/quantise.h", "if (largest_bits >= 0x7f800000)", "largest_bits >= 0x7f800000", "false"),
+    _native(
+        "isa/quantise.h",
+        'steps[k] = 0;\n    return __builtin_nanf("");\n  }\n  float largest;',
+        '__builtin_nanf("")',
+        "1.0f",
+    ),
     _native(
         "isa/stream_integers.h",
         "open[i].gate * args.quantised.size[col];",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from blockgate.lab.selftest.judge import LIMIT
 from blockgate.lab.selftest.numbers import REACH, Tape
+from blockgate.lab.selftest.recurrences import turned
 
 EPS = float(np.finfo(np.float32).eps)
 # A product of two is far below the smallest float32.
@@ -50,6 +52,30 @@ def test_a_sigmoid_too_small_for_float32_may_be_0():
     tape = Tape(EPS)
     found = tape.sigmoid(tape.leaf(np.full((1, 1), -100.0)))
     assert found.value <= REACH * found.bound
+
+
+def test_a_sigmoid_of_an_unknown_sum_is_bounded_by_its_own_range():
+    """However far the sum is off, a right result stays below the limit of 4 bounds, but comes as near as 3.96."""
+    tape = Tape(EPS)
+    unknown = tape.leaf(np.zeros((1, 1)))
+    unknown.bound = np.full((1, 1), 1e6)
+    found = tape.sigmoid(unknown)
+    ratio = (abs(1 - found.value) / found.bound).item()
+    assert 3.9 < ratio < LIMIT
+
+
+def test_rows_are_turned_sequence_by_sequence():
+    """Two sequences, of three steps and of one: their rows are a0, b0, a1, a2."""
+    order = turned([2, 1, 1])
+    assert order == [3, 1, 2, 0]
+    tape = Tape(EPS)
+    rows = tape.leaf(np.arange(8.0).reshape(4, 2))
+    back = tape.ordered(tape.ordered(rows, order), order)
+    assert (back.value == rows.value).all()
+    swapped = [2, 0, 3, 1]
+    moved = tape.ordered(rows, swapped)
+    tape.backward([(moved, np.arange(8.0).reshape(4, 2))])
+    assert rows.grad[:, 0].tolist() == [2, 6, 0, 4]
 
 
 def test_float64_loses_less():

@@ -12,6 +12,9 @@ from blockgate.gates.topk import TopKGate
 from blockgate.lab.selftest import DifferenceError, Findings, Problem, check, draw, run_campaign, simplest
 from blockgate.lab.selftest.problems import BOUNDARIES, VALUES
 from blockgate.layers import DynamicSparseLinear
+from blockgate.ops.gated_gru import gated_gru
+from blockgate.runtime import gated_recurrent, recurrent
+from blockgate.runtime.packed import PackedLinear
 from blockgate.runtime.packed_columns import PackedColumnLinear
 from blockgate.runtime.screened import ScreenedLinear
 
@@ -97,6 +100,12 @@ DRAWN = {
     "half precision in recurrences": lambda p: p.is_recurrent and p.dtype in {"float16", "bfloat16"},
     "autocast to float16": lambda p: p.autocast == "float16",
     "threads in recurrences": lambda p: p.is_recurrent and p.threads > 1,
+    "packed GRUs": lambda p: p.layer == "gru" and p.formats and not p.is_bad,
+    "GRU cells": lambda p: p.layer == "gru_cell",
+    "bad values in GRUs": lambda p: p.layer == "gru" and p.is_bad,
+    "both directions, packed sequences": lambda p: p.bidirectional and p.ragged and p.layers > 1,
+    "both directions, bad states": lambda p: p.bidirectional and p.values == "bad_state",
+    "both directions in half precision": lambda p: p.bidirectional and p.dtype == "float16",
     "three threads": lambda p: p.threads == 3,
 }
 
@@ -106,7 +115,7 @@ def test_everything_is_drawn(what):
     assert any(DRAWN[what](draw(seed)) for seed in range(FREE, FREE + 1500))
 
 
-@pytest.mark.parametrize("layer", ["linear", "lstm", "cell", "qrnn", "screened"])
+@pytest.mark.parametrize("layer", ["linear", "lstm", "cell", "gru", "gru_cell", "qrnn", "screened"])
 def test_boundary_shapes_come_first(layer):
     drawn = [p for p in map(draw, range(len(BOUNDARIES))) if p.layer == layer]
     assert {1, 17} <= {p.out for p in drawn}
@@ -144,6 +153,32 @@ def test_wrong_columns_are_noticed(monkeypatch):
     monkeypatch.setattr(PackedColumnLinear, "forward", lambda self, x: right(self, x) * (1 + 2e-5))
     with pytest.raises(DifferenceError, match="packed int4"):
         check(Problem(inputs=32, out=32, block=(16, 1), kind="norm", rows=4, formats=("int4",)))
+
+
+@pytest.mark.parametrize("layer", ["lstm", "gru"])
+def test_a_wrong_direction_is_noticed(layer, monkeypatch):
+    """Sequences that end early tell a sequence that is turned from rows that are."""
+    monkeypatch.setattr(recurrent, "turned", lambda rows, *_: rows.flip(0))
+    problem = Problem(layer=layer, bidirectional=True, rows=3, steps=4, ragged=True, inputs=12, out=9)
+    with pytest.raises(DifferenceError):
+        check(problem)
+
+
+def test_a_wrong_gru_is_noticed(monkeypatch):
+    """Where the last state is read, and by how much."""
+    monkeypatch.setattr(
+        gated_recurrent, "gated_gru", lambda sums, *rest, **options: gated_gru(sums * (1 + 2e-5), *rest, **options)
+    )
+    with pytest.raises(DifferenceError, match="expected"):
+        check(Problem(layer="gru", inputs=12, out=9, rows=3, steps=2, kind="topk"))
+
+
+def test_wrong_sums_behind_flat_functions_are_noticed(monkeypatch):
+    """Outputs of a sigmoid far from 0 hardly move."""
+    right = PackedLinear.forward
+    monkeypatch.setattr(PackedLinear, "forward", lambda self, x: right(self, x) * (1 + 1e-5))
+    with pytest.raises(DifferenceError, match="sums int4 of hh_l0"):
+        check(Problem(layer="lstm", values="extreme", inputs=40, out=64, rows=3, formats=("int4",)))
 
 
 @pytest.mark.parametrize("fault", ["a row", "the order", "a rank"])

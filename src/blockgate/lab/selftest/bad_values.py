@@ -46,7 +46,7 @@ def _spoil(problem: Problem, built: Built) -> dict[str, Tensor]:
     random, layer = built.random, built.layer
     value = random.choice([np.nan, np.inf, -np.inf])
     rows, out = len(built.x), problem.out
-    reached = {"y": torch.zeros(rows, out, dtype=torch.bool)}
+    reached = {"y": torch.zeros(rows, out * problem.directions, dtype=torch.bool)}
     recurrent = problem.is_recurrent
     if problem.layer == "qrnn":
         # What a window adds up goes through functions that make numbers of infinity.
@@ -93,17 +93,24 @@ def _row(reached: Tensor, row: int) -> Tensor:
 
 def _from_step(problem: Problem, built: Built, row: int, step: int) -> dict[str, Tensor]:
     """From a step on, all outputs of one sequence; the layers of a stack hand it on within the same step."""
-    y = torch.zeros(len(built.x), problem.out, dtype=torch.bool)
+    out = problem.out
+    y = torch.zeros(len(built.x), out * problem.directions, dtype=torch.bool)
+    state = torch.zeros(problem.layers * problem.directions, problem.rows, out, dtype=torch.bool)
+    state[:, row] = True
+    # A state begins in one direction; a second layer reads both, at every step.
+    begins = problem.values == "bad_state"
+    if problem.bidirectional and begins:
+        state[1, row] = False
     first = 0
     for t, alive in enumerate(built.alive):
-        if t >= step and row < alive:
-            y[first + row] = True
+        if row < alive:
+            everywhere = problem.bidirectional and problem.layers > 1
+            y[first + row, :out] = t >= step or everywhere
+            y[first + row, out:] = everywhere or (t <= step and not begins)
         first += alive
-    state = torch.zeros(problem.layers, problem.rows, problem.out, dtype=torch.bool)
-    state[:, row] = True
     if problem.layer == "qrnn":
         return {"y": y} | {f"c_{i}": state[i] for i in range(problem.layers)}
-    return {"y": y, "h_n": state, "c_n": state} if problem.layer == "lstm" else {"y": y, "c_n": state[0]}
+    return {"y": y, "h_n": state, "c_n": state} if problem.is_stack else {"y": y, "c_n": state[0]}
 
 
 def _judge_gradients(

@@ -132,8 +132,8 @@ def _check_calls(
             if not tensor.numel():
                 continue
             # Outputs are (steps or layers, rows, features), states of a Quasi-RNN and of a cell (rows, features).
-            lead = 1 if problem.layer in {"linear", "conv1d", "cell"} or name[2:].isdigit() else -1
-            value, bound = (a.reshape(lead, problem.rows, problem.out)[:, begin:end] for a in expected[name].pair)
+            lead = 1 if flat or problem.is_cell or name[2:].isdigit() else -1
+            value, bound = (a.reshape(lead, problem.rows, a.shape[-1])[:, begin:end] for a in expected[name].pair)
             findings.compare(problem, f"{how}, rows {begin} to {end}: {name}", tensor, (value, bound), precision)
 
 

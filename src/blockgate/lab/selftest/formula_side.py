@@ -14,11 +14,11 @@ from blockgate.lab.selftest.formula import Choice, GateParameters
 from blockgate.lab.selftest.grids import cut_of, rule_of
 from blockgate.lab.selftest.judge import Findings
 from blockgate.lab.selftest.library import Built, autocast
+from blockgate.lab.selftest.library_steps import library_layer
 from blockgate.lab.selftest.norms import norm_scores
 from blockgate.lab.selftest.numbers import Array, Number, Tape
 from blockgate.lab.selftest.steps import stepped
 from blockgate.lab.selftest.stored import decoded, format_of, most_error
-from blockgate.layers import DynamicSparseLSTM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,52 +67,49 @@ class FormulaSide:
             return {"y": self._narrow(y)}
         if problem.layer == "qrnn":
             return self._run_qrnn(x)
-        return self._run_lstm(x)
+        return self._run_stack(x)
 
-    def _run_lstm(self, x: Number) -> dict[str, Number]:
+    def _run_stack(self, x: Number) -> dict[str, Number]:
         problem, tape = self.problem, self.tape
-        cell = problem.layer == "cell"
-        shape = (problem.layers, problem.rows, problem.out)
-        state = self.built.state or (torch.zeros(shape, dtype=self.dtype), torch.zeros(shape, dtype=self.dtype))
-        h0, c0 = self._leaf("h0", state[0]), self._leaf("c0", state[1])
+        state = self.built.state
+        if state is None:
+            shape = (problem.layers * problem.directions, problem.rows, problem.out)
+            state = (torch.zeros(shape, dtype=self.dtype),) * (1 if problem.layer.startswith("gru") else 2)
+        starts = [self._leaf(name, s) for name, s in zip(("h0", "c0"), state, strict=False)]
+        step = recurrences.gru_step if problem.layer.startswith("gru") else recurrences.lstm_step
+        alive, order = self.built.alive, recurrences.turned(self.built.alive)
         rows, last = self.built.x, []
         for index in range(problem.layers):
-            suffix = "" if cell else f"_l{index}"
-            seen, seen_states = self._library_layer(index, suffix, rows, state)
-            h, c = (tape.shaped(tape.rows(s, index, index + 1), shape[1:]) for s in (h0, c0))
-            visits = iter(seen_states)
+            outputs, seen = [], []
+            for number in range(index * problem.directions, (index + 1) * problem.directions):
+                backwards = number % problem.directions == 1
+                suffix = "" if problem.is_cell else f"_l{index}{'_reverse' if backwards else ''}"
+                own = tuple(s[number : number + 1] for s in state)
+                read = library_layer(self, suffix, rows[order] if backwards else rows, own)
+                begin = tuple(tape.shaped(tape.rows(s, number, number + 1), own[0].shape[1:]) for s in starts)
+                visits = iter(read.states)
 
-            def of_state(h: Number, suffix: str = suffix, visits: Any = visits) -> Number:
-                return self._product(f"hh{suffix}", h, next(visits))
+                def of_input(
+                    x: Number, suffix: str = suffix, rows: Tensor = rows, backwards: bool = backwards
+                ) -> Number:
+                    sums = self._product(f"ih{suffix}", x, rows)
+                    return tape.ordered(sums, order) if backwards else sums
 
-            of_input = partial(self._product, f"ih{suffix}", seen=rows)
-            x, h, c = recurrences.lstm_layer(tape, x, self.built.alive, h, c, of_input, of_state)
-            last.append((h, c))
-            rows = seen
-        h_n, c_n = (tape.join([pair[i] for pair in last], 0) for i in (0, 1))
-        return {"y": self._narrow(x) if problem.layer == "lstm" else x, "h_n": h_n, "c_n": c_n}
+                def of_state(h: Number, suffix: str = suffix, visits: Any = visits) -> Number:
+                    return self._product(f"hh{suffix}", h, next(visits))
 
-    def _library_layer(
-        self, index: int, suffix: str, rows: Tensor, state: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The library's output of one layer of a stack, and the states that its gates read, step by step."""
-        problem, layer = self.problem, self.built.layer
-        if self.packed:
-            return self._packed_layer(index, rows, state)
-        one = DynamicSparseLSTM(rows.shape[1], problem.out, 1, problem.bias, dtype=self.dtype, **problem.options())
-        for part in ("ih", "hh"):
-            for what in ("weight", "bias"):
-                setattr(one, f"{what}_{part}_l0", getattr(layer, f"{what}_{part}{suffix}"))
-            setattr(one, f"gate_{part}_l0", getattr(layer, f"gate_{part}{suffix}"))
-        training = [(gate, gate.training) for gate in one.modules()]
-        with self._as_before(getattr(layer, f"gate_hh{suffix}"), f"gate_hh{suffix}"):
-            found = self._steps_of(one.eval(), index, rows, state)
-        for module, mode in training:
-            module.training = mode
-        return found
+                y, end = recurrences.layer(tape, x, alive, begin, of_input, of_state, step)
+                # Turned twice, rows are as before.
+                outputs.append(tape.ordered(y, order) if backwards else y)
+                seen.append(read.output[order] if backwards else read.output)
+                last.append(end)
+            x = outputs[0] if len(outputs) == 1 else tape.join(outputs, 1)
+            rows = torch.cat(seen, 1)
+        ends = [tape.join(list(parts), 0) for parts in zip(*last, strict=True)]
+        return {"y": self._narrow(x) if problem.is_stack else x} | dict(zip(("h_n", "c_n"), ends, strict=False))
 
     @contextmanager
-    def _as_before(self, gate: Any, path: str) -> Iterator[None]:
+    def as_before(self, gate: Any, path: str) -> Iterator[None]:
         """With the running means that a recurrent gate had before it was told what it had decided on."""
         now = {name: buffer.clone() for name, buffer in gate.named_buffers()}
         with torch.no_grad():
@@ -122,28 +119,6 @@ class FormulaSide:
             yield
             for name, buffer in gate.named_buffers():
                 buffer.copy_(now[name])
-
-    def _packed_layer(self, index: int, rows: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, list[Tensor]]:
-        from blockgate.runtime import PackedLSTM
-
-        one = PackedLSTM({f"{p}_l0": self.packed[f"{p}_l{index}"] for p in ("ih", "hh")}, batch_first=False)
-        return self._steps_of(one, index, rows, state)
-
-    def _steps_of(
-        self, one: Any, index: int, rows: Tensor, state: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        h, c = state[0][index : index + 1], state[1][index : index + 1]
-        outputs, read, first = [], [], 0
-        before = {name: b.clone() for name, b in one.named_buffers()}
-        with torch.no_grad():
-            for alive in self.built.alive:
-                h, c = h[:, :alive].contiguous(), c[:, :alive].contiguous()
-                read.append(h[0])
-                y, (h, c) = one(rows[first : first + alive].unsqueeze(0).contiguous(), (h, c))
-                outputs.append(y[0])
-                first += alive
-        assert all(torch.equal(b, before[name]) for name, b in one.named_buffers()), "the judge changed the layer"
-        return torch.cat(outputs), read
 
     def _run_qrnn(self, x: Number) -> dict[str, Number]:
         problem, tape, layer = self.problem, self.tape, self.built.layer
@@ -206,6 +181,12 @@ class FormulaSide:
         y = formula.gated_product(
             tape, self._wide(x), self._wide(weight), None if bias is None else self._wide(bias), gates, cut
         )
+        if self.packed and self.problem.is_recurrent:
+            # Before sigmoids: a sum that rounding leaves unknown by 10 may be off by all of it, and would not show.
+            with torch.no_grad():
+                found = self.packed[name](seen)
+            kind = f"sums {format_of(self.packed[name])}"
+            self.findings.compare(self.problem, f"{kind} of {name}", found, y.pair, kind)
         if (self.problem.autocast and self.problem.layer == "qrnn") or (self.half and self.problem.is_recurrent):
             # Products give a narrow type, and what follows is computed in it, or better.
             y = self._narrow(y)
@@ -251,7 +232,7 @@ class FormulaSide:
         """The scores by which the library chose."""
         if gate.kind != "norm":
             seen = seen.to(torch.promote_types(seen.dtype, gate.weight.dtype))
-        with torch.no_grad(), self._as_before(gate, path):
+        with torch.no_grad(), self.as_before(gate, path):
             scores: Array = gate.scores(seen).double().numpy()
         return scores
 

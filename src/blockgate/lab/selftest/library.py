@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from blockgate.gates import Gate
-from blockgate.layers import DynamicSparseLinear, DynamicSparseLSTM, DynamicSparseLSTMCell, DynamicSparseQRNN
+from blockgate.layers import (
+    DynamicSparseGRU,
+    DynamicSparseGRUCell,
+    DynamicSparseLinear,
+    DynamicSparseLSTM,
+    DynamicSparseLSTMCell,
+    DynamicSparseQRNN,
+)
 from blockgate.layers.conv1d import DynamicSparseConv1D
 
 if TYPE_CHECKING:
@@ -20,7 +27,11 @@ if TYPE_CHECKING:
 
     from blockgate.lab.selftest.problems import Problem
 
-__all__ = ["Built", "Called", "autocast", "build", "call", "call_with_gradients", "draw_values", "threads"]
+# Recurrent layers and cells of ours, by the name of a problem's layer.
+STACKED: dict[str, Any] = {"lstm": DynamicSparseLSTM, "gru": DynamicSparseGRU}
+STEPPED: dict[str, Any] = {"cell": DynamicSparseLSTMCell, "gru_cell": DynamicSparseGRUCell}
+
+__all__ = ["STACKED", "Built", "Called", "autocast", "build", "call", "call_with_gradients", "draw_values", "threads"]
 
 
 @dataclass(slots=True)
@@ -29,7 +40,7 @@ class Built:
 
     layer: nn.Module
     x: Tensor
-    state: tuple[Tensor, Tensor] | None
+    state: tuple[Tensor, ...] | None
     alive: list[int]
     random: np.random.Generator
 
@@ -69,10 +80,11 @@ def build(problem: Problem) -> Built:
         layer: Any = DynamicSparseLinear(problem.inputs, problem.out, bias, dtype=dtype, **options)
     elif problem.layer == "conv1d":
         layer = DynamicSparseConv1D(problem.inputs, problem.out, bias, dtype=dtype, **options)
-    elif problem.layer == "lstm":
-        layer = DynamicSparseLSTM(problem.inputs, problem.out, problem.layers, bias, dtype=dtype, **options)
-    elif problem.layer == "cell":
-        layer = DynamicSparseLSTMCell(problem.inputs, problem.out, bias, dtype=dtype, **options)
+    elif problem.is_stack:
+        options["bidirectional"] = problem.bidirectional
+        layer = STACKED[problem.layer](problem.inputs, problem.out, problem.layers, bias, dtype=dtype, **options)
+    elif problem.is_cell:
+        layer = STEPPED[problem.layer](problem.inputs, problem.out, bias, dtype=dtype, **options)
     else:
         pooled: dict[str, Any] = {"window": problem.window, "pooling": problem.pooling}
         layer = DynamicSparseQRNN(problem.inputs, problem.out, problem.layers, bias, dtype=dtype, **pooled, **options)
@@ -89,10 +101,11 @@ def build(problem: Problem) -> Built:
     if problem.strided:
         # Rows apart, as those of a larger tensor are.
         x = torch.stack([x, x + 1], 1).flatten(1)[:, : problem.inputs] if x.numel() else x
-    state = None
-    if problem.layer in {"lstm", "cell"} and (problem.values == "bad_state" or random.random() < 0.7):
-        shape = (problem.layers, problem.rows, problem.out)
+    state: tuple[Tensor, ...] | None = None
+    if (problem.is_stack or problem.is_cell) and (problem.values == "bad_state" or random.random() < 0.7):
+        shape = (problem.layers * problem.directions, problem.rows, problem.out)
         state = (torch.from_numpy(np.tanh(random.standard_normal(shape))).to(dtype), _normal(random, shape, dtype))
+        state = state[:1] if problem.layer.startswith("gru") else state
     return Built(layer, x, state, alive, random)
 
 
@@ -101,14 +114,14 @@ def call(problem: Problem, built: Built, layer: nn.Module, part: tuple[int, int]
     x, state = built.x, built.state
     if part is not None:
         begin, end = part
-        if problem.layer in {"lstm", "qrnn"}:
+        if problem.is_stack or problem.layer == "qrnn":
             x = x.view(problem.steps, problem.rows, problem.inputs)[:, begin:end].flatten(0, 1)
             # As a batch of its own, whose rows lie side by side.
             built = replace(built, alive=[end - begin] * problem.steps)
             problem = replace(problem, rows=end - begin)
         else:
             x = x[begin:end]
-        state = None if state is None else (state[0][:, begin:end], state[1][:, begin:end])
+        state = None if state is None else tuple(s[:, begin:end] for s in state)
     with torch.no_grad():
         if problem.threads == torch.get_num_threads():
             return _forward(problem, built, layer, x, state)
@@ -122,9 +135,7 @@ def call_with_gradients(problem: Problem, built: Built, sent: dict[str, Tensor] 
     `sent` are those of the outputs, if they are not to be drawn.
     """
     x = built.x.detach().requires_grad_()
-    state = None
-    if built.state is not None:
-        state = (built.state[0].detach().requires_grad_(), built.state[1].detach().requires_grad_())
+    state = None if built.state is None else tuple(s.detach().requires_grad_() for s in built.state)
     for parameter in built.layer.parameters():
         parameter.grad = None
     with threads(problem.threads):
@@ -135,27 +146,32 @@ def call_with_gradients(problem: Problem, built: Built, sent: dict[str, Tensor] 
         torch.autograd.backward([outputs[name] for name in with_grad], [sent[name] for name in with_grad])
     named = {"x": x, **dict(built.layer.named_parameters())}
     if state is not None:
-        named |= {"h0": state[0], "c0": state[1]}
+        named |= dict(zip(("h0", "c0"), state, strict=False))
     grads = {name: torch.zeros_like(t) if t.grad is None else t.grad for name, t in named.items()}
     return Called({name: t.detach() for name, t in outputs.items()}, sent, grads)
 
 
 def _forward(
-    problem: Problem, built: Built, layer: Any, x: Tensor, state: tuple[Tensor, Tensor] | None
+    problem: Problem, built: Built, layer: Any, x: Tensor, state: tuple[Tensor, ...] | None
 ) -> dict[str, Tensor]:
     if problem.layer in {"linear", "conv1d"}:
         return {"y": layer(x)}
     if problem.layer == "cell":
         h, c = layer(x, None if state is None else (state[0][0], state[1][0]))
         return {"y": h, "h_n": h.new_empty(0), "c_n": c}
+    if problem.layer == "gru_cell":
+        return {"y": layer(x, None if state is None else state[0][0])}
     if problem.layer == "qrnn":
         y, states = layer(x.view(problem.steps, problem.rows, problem.inputs))
         return {"y": y.flatten(0, 1)} | {f"c_{i}": s for i, (s, _) in enumerate(states)}
+    gru = problem.layer == "gru"
     if len(set(built.alive)) == 1:
-        y, (h, c) = layer(x.view(len(built.alive), -1, problem.inputs), state)
-        return {"y": y.flatten(0, 1), "h_n": h, "c_n": c}
-    packed, (h, c) = layer(PackedSequence(x, torch.tensor(built.alive)), state)
-    return {"y": packed.data, "h_n": h, "c_n": c}
+        y, last = layer(x.view(len(built.alive), -1, problem.inputs), state[0] if gru and state else state)
+        y = y.flatten(0, 1)
+    else:
+        y, last = layer(PackedSequence(x, torch.tensor(built.alive)), state[0] if gru and state else state)
+        y = y.data
+    return {"y": y} | dict(zip(("h_n", "c_n"), (last,) if gru else last, strict=False))
 
 
 def gates_by_name(layer: nn.Module) -> dict[str, Gate]:

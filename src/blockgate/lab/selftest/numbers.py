@@ -257,6 +257,15 @@ class Tape:
 
         return self.make((value, bound), (a,), back)
 
+    def ordered(self, a: Number, index: Sequence[int]) -> Number:
+        """Rows in another order."""
+        back_again = np.argsort(index)
+
+        def back(grad: Pair) -> list[Pair]:
+            return [(grad[0][back_again], grad[1][back_again])]
+
+        return self.make((a.value[index], a.bound[index]), (a,), back)
+
     def rows(self, a: Number, begin: int, end: int) -> Number:
         """Rows begin .. end of the first dimension."""
 

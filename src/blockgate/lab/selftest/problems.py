@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LAYERS", "Problem", "draw", "smaller"]
 
-LAYERS = ("linear", "conv1d", "lstm", "cell", "qrnn", "screened")
-RECURRENT = ("lstm", "cell", "qrnn")
+LAYERS = ("linear", "conv1d", "lstm", "cell", "qrnn", "screened", "gru", "gru_cell")
+STACKS, CELLS = ("lstm", "gru"), ("cell", "gru_cell")
+RECURRENT = (*STACKS, *CELLS, "qrnn")
 # How values are drawn: of unit scale; over many powers of two; small whole numbers, full of ties; mostly zeros; all at
 # the ends of what integer formats hold; of the size that overflows squares; with NaN and infinity in some place; scores
 # in pairs that differ by a rounding.
@@ -58,6 +59,7 @@ class Problem:
     steps: int = 1
     layers: int = 1
     ragged: bool = False
+    bidirectional: bool = False
     window: int = 2
     pooling: str = "fo"
     bias: bool = True
@@ -84,6 +86,21 @@ class Problem:
     def is_recurrent(self) -> bool:
         """Whether its layer carries a state."""
         return self.layer in RECURRENT
+
+    @property
+    def is_stack(self) -> bool:
+        """Whether its layer is called as torch's recurrent layers are."""
+        return self.layer in STACKS
+
+    @property
+    def is_cell(self) -> bool:
+        """Whether its layer is one step."""
+        return self.layer in CELLS
+
+    @property
+    def directions(self) -> int:
+        """In how many directions sequences are read."""
+        return 2 if self.bidirectional else 1
 
     def options(self) -> dict[str, Any]:
         """The options of the layer's gates."""
@@ -124,6 +141,9 @@ def _boundaries() -> list[dict[str, Any]]:
         found += [{"layer": "lstm", "out": out, "inputs": inputs, "rows": rows} for rows in (0, 1, 7)]
         found += [{"layer": "cell", "out": out, "inputs": inputs, "rows": rows} for rows in (0, 1, 7)]
         found += [{"layer": "qrnn", "out": out, "inputs": inputs, "rows": rows} for rows in (1, 7)]
+        found += [{"layer": "gru", "out": out, "inputs": inputs, "rows": rows} for rows in (0, 1, 7)]
+        found += [{"layer": "gru_cell", "out": out, "inputs": inputs, "rows": rows} for rows in (0, 7)]
+        found += [{"layer": s, "out": out, "inputs": inputs, "rows": 2, "bidirectional": True} for s in STACKS]
     for out, rows in itertools.product((1, 16, 33, 128, 129, 150), (1, 4, 5)):
         found += [{"kind": "norm", "out": out, "inputs": 40, "block": (1 << 40, 1), "rows": rows, "formats": FORMATS}]
     found += [{"layer": "screened", "out": out, "inputs": n, "rows": 2} for out in (1, 17, 300) for n in (1, 33)]
@@ -142,7 +162,7 @@ def draw(seed: int) -> Problem:
             values[int(random.choice(len(values), p=weights))] if weights else values[int(random.integers(len(values)))]
         )
 
-    layer = one(LAYERS, (0.62, 0.1, 0.11, 0.05, 0.08, 0.04))
+    layer = one(LAYERS, (0.57, 0.09, 0.1, 0.03, 0.07, 0.04, 0.07, 0.03))
     recurrent = layer in RECURRENT
     sizes = [size for size in SIZES if size <= 33] if recurrent else SIZES
     out, inputs = one(sizes), one(sizes)
@@ -166,7 +186,7 @@ def draw(seed: int) -> Problem:
     block, rows, values = drawn.get("block", block), drawn.get("rows", rows), drawn.get("values", values)
     if recurrent and "rows" not in drawn:
         rows = max(1, min(rows, 8))
-    if values == "bad_state" and layer not in {"lstm", "cell"}:
+    if values == "bad_state" and layer not in {*STACKS, *CELLS}:
         values = "bad_input"
     dtype = one(("float32", "float64", "float16", "bfloat16"), (0.78, 0.12, 0.05, 0.05))
     if values in {"huge", "tiny"}:
@@ -190,9 +210,10 @@ def draw(seed: int) -> Problem:
         inputs=inputs,
         block=block,
         rows=rows,
-        steps=int(random.integers(1, 5)) if layer in {"lstm", "qrnn"} else 1,
-        layers=one((1, 1, 2)) if layer in {"lstm", "qrnn"} else 1,
-        ragged=layer == "lstm" and random.random() < 0.35,
+        steps=int(random.integers(1, 5)) if layer in {*STACKS, "qrnn"} else 1,
+        layers=one((1, 1, 2)) if layer in {*STACKS, "qrnn"} else 1,
+        ragged=layer in STACKS and random.random() < 0.35,
+        bidirectional=drawn.get("bidirectional", layer in STACKS and random.random() < 0.3),
         window=one((1, 2)),
         pooling=one(("f", "fo")),
         bias=random.random() < 0.8,
@@ -220,11 +241,11 @@ def hidden_inputs(layer: str, inputs: int, out: int) -> int:
 
 def _possible(problem: Problem) -> Problem:
     """With options that exclude each other taken out."""
-    if problem.layer == "cell":
+    if problem.is_cell:
         problem = replace(problem, formats=())
     if problem.dtype != "float32":
         problem = replace(problem, formats=())
-    if problem.layer in {"lstm", "cell"} and problem.dtype in {"float16", "bfloat16"}:
+    if (problem.is_stack or problem.is_cell) and problem.dtype in {"float16", "bfloat16"}:
         # What stays inside of a recurrence is not rounded, and can't be seen: so one step, whose state is given.
         problem = replace(problem, steps=1, ragged=False)
     if problem.kind == "norm":

@@ -1,4 +1,4 @@
-"""The recurrences a second time: LSTM and Quasi-RNN over sequences of different lengths."""
+"""The recurrences a second time: LSTM, GRU and Quasi-RNN over sequences of different lengths."""
 
 from __future__ import annotations
 
@@ -8,34 +8,61 @@ import numpy as np
 
 from blockgate.lab.selftest.numbers import Number, Tape
 
-__all__ = ["lstm_layer", "qrnn_layer"]
+__all__ = ["gru_step", "layer", "lstm_step", "qrnn_layer", "turned"]
 
 # The gated product of some rows.
 Product = Callable[[Number], Number]
+# What is carried from step to step: h and c of an LSTM, h of a GRU; (N, H) each.
+State = tuple[Number, ...]
+# The sums of input and state (N, gates * H), and the state, to the new one.
+Step = Callable[[Tape, Number, Number, State], State]
 
 
-def lstm_layer(
-    tape: Tape, x: Number, alive: Sequence[int], h: Number, c: Number, of_input: Product, of_state: Product
-) -> tuple[Number, Number, Number]:
-    """Output (R, H), last h and c (N, H), from rows x (R, in): alive[t] rows at step t, falling, and h, c (N, H)."""
-    size = h.value.shape[1]
+def layer(
+    tape: Tape, x: Number, alive: Sequence[int], state: State, of_input: Product, of_state: Product, step: Step
+) -> tuple[Number, State]:
+    """Output (R, H) and last state, from rows x (R, in): alive[t] rows at step t, falling."""
     projected = of_input(x)
     outputs: list[Number] = []
-    ended: list[tuple[Number, Number]] = []
+    ended: list[State] = []
     first = 0
     for rows in alive:
-        if rows < len(h.value):
-            ended.insert(0, (tape.rows(h, rows, len(h.value)), tape.rows(c, rows, len(c.value))))
-            h, c = tape.rows(h, 0, rows), tape.rows(c, 0, rows)
-        sums = tape.add(tape.rows(projected, first, first + rows), of_state(h))
-        i, f, g, o = (tape.cut(sums, part * size, (part + 1) * size) for part in range(4))
-        kept = tape.mul(tape.sigmoid(f), c)
-        c = tape.add(kept, tape.mul(tape.sigmoid(i), tape.tanh(g)))
-        h = tape.mul(tape.sigmoid(o), tape.tanh(c))
-        outputs.append(h)
+        before = len(state[0].value)
+        if rows < before:
+            ended.insert(0, tuple(tape.rows(s, rows, before) for s in state))
+            state = tuple(tape.rows(s, 0, rows) for s in state)
+        state = step(tape, tape.rows(projected, first, first + rows), of_state(state[0]), state)
+        outputs.append(state[0])
         first += rows
-    last_h = tape.join([h, *(pair[0] for pair in ended)], 0)
-    return tape.join(outputs, 0), last_h, tape.join([c, *(pair[1] for pair in ended)], 0)
+    return tape.join(outputs, 0), tuple(tape.join(parts, 0) for parts in zip(state, *ended, strict=True))
+
+
+def lstm_step(tape: Tape, from_input: Number, from_state: Number, state: State) -> State:
+    """i, f, g, o: c = sigmoid(f) c + sigmoid(i) tanh(g), h = sigmoid(o) tanh(c)."""
+    i, f, g, o = _parts(tape, tape.add(from_input, from_state), 4)
+    kept = tape.mul(tape.sigmoid(f), state[1])
+    c = tape.add(kept, tape.mul(tape.sigmoid(i), tape.tanh(g)))
+    return tape.mul(tape.sigmoid(o), tape.tanh(c)), c
+
+
+def gru_step(tape: Tape, from_input: Number, from_state: Number, state: State) -> State:
+    """r, z, n: n = tanh(x_n + sigmoid(r) h_n), h = n + sigmoid(z) (h - n)."""
+    (x_r, x_z, x_n), (h_r, h_z, h_n) = _parts(tape, from_input, 3), _parts(tape, from_state, 3)
+    r, z = tape.sigmoid(tape.add(x_r, h_r)), tape.sigmoid(tape.add(x_z, h_z))
+    n = tape.tanh(tape.add(x_n, tape.mul(r, h_n)))
+    return (tape.add(n, tape.mul(z, tape.add(state[0], n, -1.0))),)
+
+
+def _parts(tape: Tape, sums: Number, count: int) -> list[Number]:
+    size = sums.value.shape[1] // count
+    return [tape.cut(sums, part * size, (part + 1) * size) for part in range(count)]
+
+
+def turned(alive: Sequence[int]) -> list[int]:
+    """Where each row stands if every sequence is read from its end: rows step by step, alive[t] at step t."""
+    first = np.cumsum([0, *alive])
+    lengths = [sum(rows > sequence for rows in alive) for sequence in range(max(alive, default=0))]
+    return [int(first[lengths[n] - 1 - t]) + n for t, rows in enumerate(alive) for n in range(rows)]
 
 
 def qrnn_layer(
