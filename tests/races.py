@@ -13,7 +13,7 @@ import blockgate as bg
 from blockgate.errors import BackendError
 from blockgate.ops import native
 
-FORMATS = ("float32", "bfloat16", "int8", "int8a8", "int4")
+FORMATS = ("float32", "bfloat16", "float16", "int8", "int8a8", "int4")
 
 
 def layers() -> list[tuple[nn.Module, torch.Tensor]]:

@@ -34,6 +34,7 @@ KINDS = {
     torch.int8: "b",
     torch.uint8: "b",
     torch.bfloat16: "b",
+    torch.float16: "b",
 }
 
 

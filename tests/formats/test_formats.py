@@ -57,13 +57,13 @@ def test_names_dtypes_and_formats_are_understood():
     # One dtype, one kind of blocks: a checkpoint can't be taken for another's.
     assert len({(known.dtype, known.bits, known.side_by_side) for known in FORMATS.values()}) == len(FORMATS) - 1
     assert type(FORMATS["int8a8"]).pack is type(FORMATS["int8"]).pack
-    for dtype in (torch.float32, torch.bfloat16, torch.int8):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int8):
         assert get_format(dtype).dtype == dtype
 
 
-@pytest.mark.parametrize("wanted", ["int7", torch.float16, torch.uint8, None, 4, ["int8"]])
+@pytest.mark.parametrize("wanted", ["int7", torch.float64, torch.uint8, None, 4, ["int8"]])
 def test_an_unknown_format_is_a_clear_error(wanted):
-    with raises_blockgate("format: expected one of 'bfloat16', 'float32', 'int"):
+    with raises_blockgate("format: expected one of 'bfloat16', 'float16', 'float32', 'int"):
         get_format(wanted)
 
 
@@ -74,8 +74,10 @@ def test_the_error_stays_within_its_bound(name, kind, m, n, block_out, block_in)
     bound = known.error_bound(weight, grid)
     assert bound.shape == back.shape == weight.shape
     assert ((back.double() - weight.double()).abs() <= bound.double()).all()
-    # A bound that says nothing would hold too.
-    assert (bound.double() <= weight.abs().max().double() / 4 + 1e-42).all() or known.dtype == torch.bfloat16
+    # A bound that says nothing would hold too. The types of 16 bits end somewhere, float16 also towards 0.
+    largest = weight.abs().max().double()
+    ends = {torch.bfloat16: (0, 3e38), torch.float16: (2.0**-20, 65504)}.get(known.dtype, (0, torch.inf))
+    assert (bound.double() <= largest / 4 + 1e-42).all() or not ends[0] <= largest <= ends[1]
 
 
 @given(st.sampled_from(sorted(FORMATS)), st.sampled_from(KINDS), dimension, dimension, dimension, dimension)
@@ -120,9 +122,29 @@ def test_integers_refuse_weights_that_are_not_finite(name, bad):
         known.check_weight(weight)
 
 
+def test_float16_refuses_what_would_become_inf():
+    known, weight = FORMATS["float16"], torch.randn(4, 4)
+    # The last number that rounds down to the largest of all.
+    weight[0, 0] = torch.nextafter(torch.tensor(65520.0), torch.tensor(0.0))
+    known.check_weight(weight)
+    weight[3, 1] = -65520
+    with raises_blockgate("weight: expected numbers up to 65504 for float16, got '65520'"):
+        known.check_weight(weight)
+
+
+def test_kernels_read_every_float16():
+    stored = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    blocks = stored.view(1, 1 << 12, 1, 16)
+    ones = torch.ones(1, 1)
+    args = (torch.empty(0), None, ones, torch.zeros(1, 1, dtype=torch.int64), [1 << 16, 1, 1 << 16, 1], "float16")
+    torch.testing.assert_close(
+        torch.ops.blockgate.packed_linear(ones, blocks, *args)[0], stored.float(), rtol=0, atol=0, equal_nan=True
+    )
+
+
 def test_a_file_in_the_folder_is_a_format():
     assert all(isinstance(known, Format) for known in FORMATS.values())
-    assert {"float32", "bfloat16", "int8", "int8a8", "int4"} <= set(FORMATS)
+    assert {"float32", "bfloat16", "float16", "int8", "int8a8", "int4"} <= set(FORMATS)
 
 
 @pytest.mark.parametrize("depth", [1, 31, 32, 33, 64, 65])

@@ -242,7 +242,7 @@ def test_all_formats_are_measured_by_default(tmp_path):
     quick_advice(nn.Sequential(nn.Linear(256, 512), nn.Linear(512, 256)), torch.zeros(1, 256), store=store)
     times = next(iter(Store(store).known.values()))
     ways = set(next(iter(times.values())))
-    assert {f"packed {name}" for name in ("float32", "bfloat16", "int8", "int8a8", "int4")} <= ways
+    assert {f"packed {name}" for name in ("float32", "bfloat16", "float16", "int8", "int8a8", "int4")} <= ways
 
 
 def test_options_come_before_the_advice():

@@ -119,6 +119,9 @@ NATIVE = [
     _native(
         "host/format_bfloat16.cpp", "(bits + 0x7fff + ((bits >> 16) & 1))", "((bits >> 16) & 1)", "1u", "tests/formats"
     ),
+    _native(
+        "isa/format_float16.h", "depth * PANEL; i", "depth * PANEL", "(depth - 1) * PANEL", "tests/ops/test_packed.py"
+    ),
     # Checks, and what runs where.
     _native(
         "bind/groups.h",

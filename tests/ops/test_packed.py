@@ -145,7 +145,7 @@ def test_blocks_of_another_grid_are_refused():
             "x: expected size 11 in dimension 1, got shape (2, 12)",
         ),
         ("pack_blocks", ([8], "float32"), "block: expected 2 integers (out, in), got 1"),
-        ("pack_blocks", ([8, 8], "int7"), "format: expected one of float32, bfloat16, int8"),
+        ("pack_blocks", ([8, 8], "int7"), "format: expected one of float32, bfloat16, float16, int8"),
     ],
 )
 def test_wrong_groups_and_formats_are_refused(op, arguments, message):

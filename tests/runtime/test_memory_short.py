@@ -60,14 +60,14 @@ def train(layer, x):
     return [y.detach(), *torch.autograd.grad(y.sum(), [x, *layer.parameters()])]
 
 
-FORMATS = ("float32", "bfloat16", "int8", "int8a8", "int4")
+FORMATS = ("float32", "bfloat16", "float16", "int8", "int8a8", "int4")
 
 
 CASES = {
     **{f"linear, {f}": (lambda f=f: linear(f), infer) for f in (None, *FORMATS)},
     **{f"LSTM, {f}": (lambda f=f: lstm(f), infer) for f in (None, "int8", "int8a8")},
     **{f"Quasi-RNN, {f}": (lambda f=f: qrnn(f), infer) for f in (None, "int8", "int8a8")},
-    **{f"columns, {f}": (lambda f=f: columns(f), infer) for f in ("float32", "bfloat16", "int8", "int4")},
+    **{f"columns, {f}": (lambda f=f: columns(f), infer) for f in FORMATS if f != "int8a8"},
     "screened": (screened, search),
     "linear, training": (linear, train),
     "LSTM, training": (lstm, train),

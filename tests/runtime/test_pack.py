@@ -17,7 +17,7 @@ from tests.helpers import assert_close, raises_blockgate
 
 DTYPES = list(FORMATS)
 # Largest relative error of a random layer's output against float32.
-ERROR = {"float32": 1e-6, "bfloat16": 0.01, "int8": 0.02, "int8a8": 0.04, "int4": 0.1}
+ERROR = {"float32": 1e-6, "bfloat16": 0.01, "float16": 0.002, "int8": 0.02, "int8a8": 0.04, "int4": 0.1}
 
 
 class Net(nn.Module):
@@ -270,8 +270,8 @@ def test_packed_models_compile_and_export(dtype):
 
 
 def test_bad_requests_are_refused():
-    with raises_blockgate("format: expected one of 'bfloat16', 'float32', 'int4', 'int8'"):
-        bg.pack(nn.Linear(2, 2), torch.float16)
+    with raises_blockgate("format: expected one of 'bfloat16', 'float16', 'float32', 'int4', 'int8'"):
+        bg.pack(nn.Linear(2, 2), torch.float64)
     with raises_blockgate("pack: expected a model with layers to pack, got 'ReLU'"):
         bg.pack(nn.ReLU())
     broken = nn.Linear(4, 4)
@@ -279,6 +279,10 @@ def test_bad_requests_are_refused():
     for name in ("int8", "int4"):
         with raises_blockgate(f"weight: expected finite values for {name}, got 'NaN or inf'"):
             bg.pack(broken, name)
+    large = nn.Linear(4, 4)
+    nn.init.constant_(large.weight, -1e5)
+    with raises_blockgate("weight: expected numbers up to 65504 for float16, got '100000'"):
+        bg.pack(large, torch.float16)
     packed = bg.pack(bg.DynamicSparseLinear(8, 4, block_size=2))
     with raises_blockgate("input: expected shape (..., 8), got (2, 7)"):
         packed(torch.ones(2, 7))
@@ -297,7 +301,7 @@ def test_bad_requests_are_refused():
 def test_wrong_checkpoints_are_refused_and_change_nothing():
     packed = bg.pack(nn.Linear(8, 4), torch.int8)
     before = packed.packed.blocks.clone()
-    for name, dtype in (("bfloat16", torch.bfloat16), ("int4", torch.uint8)):
+    for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16), ("int4", torch.uint8)):
         other = bg.pack(nn.Linear(8, 4), name).state_dict()
         with raises_blockgate(f"packed.blocks: expected torch.int8, as this model was packed to, got {dtype}"):
             packed.load_state_dict(other)

@@ -19,8 +19,8 @@ from blockgate.ops import native
 from blockgate.runtime.packed_columns import PackedColumnLinear
 from tests.helpers import assert_close, raises_blockgate
 
-NAMES = ["float32", "bfloat16", "int8", "int4"]
-WORST = {"float32": 0.0, "bfloat16": 2.0**-8, "int8": 0.51 / 127, "int4": 0.51 / 7}
+NAMES = ["float32", "bfloat16", "float16", "int8", "int4"]
+WORST = {"float32": 0.0, "bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 0.51 / 127, "int4": 0.51 / 7}
 
 needs_kernels = pytest.mark.skipif(native.unavailable_reason() is not None, reason="no native kernels")
 
@@ -122,7 +122,7 @@ def test_opcheck_and_mistakes():
     if native.unavailable_reason() is None:
         with pytest.raises(RuntimeError, match="columns"):
             torch.ops.blockgate.column_linear(x, packed.blocks[:-1], packed.scale, bias, norms, sizes, 4, "int8")
-        with pytest.raises(RuntimeError, match="format: expected float32, bfloat16, int8 or int4 in columns"):
+        with pytest.raises(RuntimeError, match="format: expected float32, bfloat16, float16, int8 or int4 in columns"):
             torch.ops.blockgate.column_linear(x, *packed, bias, norms, sizes, 4, "int8a8")
         with pytest.raises(RuntimeError, match="open_blocks"):
             torch.ops.blockgate.column_linear(x, *packed, bias, norms, sizes, 13, "int8")

@@ -68,7 +68,8 @@ def train_model():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "most"), [("float32", 1e-3), ("bfloat16", 0.05), ("int8", 0.3), ("int8a8", 0.6), ("int4", 1.0)]
+    ("dtype", "most"),
+    [("float32", 1e-3), ("bfloat16", 0.05), ("float16", 0.02), ("int8", 0.3), ("int8a8", 0.6), ("int4", 1.0)],
 )
 def test_packing_costs_little_perplexity(trained, dtype, most):
     model, text = trained
@@ -78,7 +79,8 @@ def test_packing_costs_little_perplexity(trained, dtype, most):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "share"), [("float32", 1.01), ("bfloat16", 0.51), ("int8", 0.27), ("int8a8", 0.27), ("int4", 0.165)]
+    ("dtype", "share"),
+    [("float32", 1.01), ("bfloat16", 0.51), ("float16", 0.51), ("int8", 0.27), ("int8a8", 0.27), ("int4", 0.165)],
 )
 def test_memory_drops_accordingly(dtype, share):
     layer = bg.DynamicSparseLinear(1024, 1024, block_size=128, key_size=64)

@@ -39,7 +39,7 @@ for block in (16, (32, 4)):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-4)
     with torch.inference_mode():
         one.eval(), other.eval()
-        for form in ("float32", "bfloat16", "int8", "int8a8", "int4"):
+        for form in ("float32", "bfloat16", "float16", "int8", "int8a8", "int4"):
             torch.testing.assert_close(bg.pack(one, form)(x), other(x), rtol=0.2, atol=0.2)
 lstm = bg.DynamicSparseLSTM(96, 64, 2, block_size=16, sparsity=0.5, backend="cpu").eval()
 plain = bg.DynamicSparseLSTM(96, 64, 2, block_size=16, sparsity=0.5, backend="reference").eval()

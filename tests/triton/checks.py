@@ -21,6 +21,7 @@ from blockgate.ops.gated_linear import reference as linear_reference
 from blockgate.ops.gated_linear import triton as linear
 from blockgate.ops.gated_lstm import reference as lstm_reference
 from blockgate.ops.gated_lstm import triton as lstm
+from blockgate.ops.gpu import FORMATS
 from blockgate.ops.packed_linear import reference as packed_reference
 from blockgate.ops.packed_linear import triton as packed
 from blockgate.ops.topk_gates import reference as topk_reference
@@ -162,7 +163,7 @@ PACKED_GRIDS = ((20, 70, 40, 34), (37, 21, 18, 5), (16, 33, 16, 64))
 
 def check_packed(rows: list[int], sizes: tuple = PACKED_GRIDS, dtype: torch.dtype = torch.float32) -> None:
     """Packed blocks of every format, gated and all open, against the weight that they stand for."""
-    for count, name, grid in product(rows, ("float32", "bfloat16", "int8", "int4"), sizes):
+    for count, name, grid in product(rows, FORMATS, sizes):
         cut = BlockGrid(grid[0], grid[1], grid[2:])
         x, weight, bias, gates, indices = problem(count, cut, -(-cut.num_blocks // 2))
         blocks, scale = packed_reference.pack_blocks(weight, grid[2:], name)

@@ -108,7 +108,7 @@ def check_saving(device: str, folder: Path) -> None:
 
 def check_packing(
     device: str,
-    formats: tuple[str, ...] = ("bfloat16", "int8", "int4"),
+    formats: tuple[str, ...] = ("bfloat16", "float16", "int8", "int4"),
     count: int = 3,
     dtype: torch.dtype = torch.float32,
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import blockgate as bg
+from blockgate.ops.gpu import FORMATS
 
 pytest.importorskip("triton")
 
@@ -82,7 +83,7 @@ def test_a_whole_model(check):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_packed_model_in_half_precision(dtype):
-    features.check_packing("cuda", ("bfloat16", "int8", "int4"), 130, dtype)
+    features.check_packing("cuda", FORMATS[1:], 130, dtype)
 
 
 def test_a_saved_model(tmp_path):

@@ -34,9 +34,9 @@ def pack(
 
     Args:
         model: any module, a single layer included.
-        dtype: the format that weights are stored in, by its name in `blockgate.formats` ("float32", "bfloat16", "int8",
-            "int4"), or the torch dtype of that name. Products with integer weights are summed exactly, in integers,
-            with inputs rounded to 16 bits; all others in float32.
+        dtype: the format that weights are stored in, by its name in `blockgate.formats` ("float32", "bfloat16",
+            "float16", "int8", "int4"), or the torch dtype of that name. Products with integer weights are summed
+            exactly, in integers, with inputs rounded to 16 bits; all others in float32.
         filter_fn: called with each layer to pack and its name; layers it answers with False stay unpacked.
         screened: name patterns of output layers (nn.Linear) that become `ScreenedLinear`: they keep their float32
             weight, and `topk` and `rank` find the largest outputs exactly from about half a byte a weight. A weight

@@ -21,6 +21,7 @@ inline constexpr int64_t WHOLE_BLOCK = int64_t(1) << 40;
 #define BLOCKGATE_FORMATS(X)               \
   X(float32, 32, 0, 0, 0)                  \
   X(bfloat16, 16, 0, 0, 0)                 \
+  X(float16, 16, 0, 0, 0)                  \
   X(int8, 8, WHOLE_BLOCK, 127, 32767)      \
   X(int8a8, 8, WHOLE_BLOCK, 127, 255)      \
   X(int4, 4, 32, 8, 32767)

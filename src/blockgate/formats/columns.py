@@ -20,15 +20,15 @@ __all__ = ["IN_COLUMNS", "OUTPUTS_PER_SCALE", "pack_columns", "unpack_columns"]
 OUTPUTS_PER_SCALE = {"int8": 128, "int4": 32}
 LARGEST = {"int8": 127, "int4": 7}
 # What each format is in columns. They are multiplied in float, so that inputs in 8 bits would save nothing.
-IN_COLUMNS = {"float32": "float32", "bfloat16": "bfloat16", "int8": "int8", "int8a8": "int8", "int4": "int4"}
+IN_COLUMNS = {name: name for name in ("float32", "bfloat16", "float16", "int8", "int4")} | {"int8a8": "int8"}
 
 
 def pack_columns(weight: Tensor, grid: BlockGrid, name: str) -> PackedWeight:
     """A weight (m, n) as columns (n, rows of blocks, stored outputs) and scales (n, rows of blocks, groups).
 
     Outputs of a row of blocks are padded with zeros to whole panels, or to whole groups of outputs with one scale. int8
-    and int4 are symmetric; two panels of int4 share their bytes, the first in the lower halves. float32 and bfloat16
-    have no scales, (0).
+    and int4 are symmetric; two panels of int4 share their bytes, the first in the lower halves. floats have no
+    scales, (0).
     """
     if name not in IN_COLUMNS.values() or grid.block[1] != 1:
         raise invalid(

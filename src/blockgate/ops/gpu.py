@@ -35,7 +35,7 @@ __all__ = [
 DEVICES = ("cuda", "xpu")
 
 # The packed formats that kernels read, and the most scores that one selects from at once.
-FORMATS = ("float32", "bfloat16", "int8", "int4")
+FORMATS = ("float32", "bfloat16", "float16", "int8", "int4")
 LARGEST_GROUP = 16384
 
 # Found once: looked for in a call, torch.compile would warn that it traces a search for files.

@@ -23,6 +23,7 @@ int64_t outputs_per_scale(Format format) {
 ScalarType column_type(Format format) {
   switch (format) {
     case Format::bfloat16: return ScalarType::BFloat16;
+    case Format::float16: return ScalarType::Half;
     case Format::int8: return ScalarType::Char;
     case Format::int4: return ScalarType::Byte;
     default: return ScalarType::Float;
@@ -51,7 +52,7 @@ Tensor column_linear(const Tensor& x, const Tensor& columns, const Tensor& scale
   const Grid grid = make_grid(sizes[0], sizes[1], sizes[2], sizes[3]);
   const Format format = format_of(name);
   STD_TORCH_CHECK(format != Format::int8a8,
-                  "format: expected float32, bfloat16, int8 or int4 in columns, got ", name);
+                  "format: expected float32, bfloat16, float16, int8 or int4 in columns, got ", name);
   const Rows<float> rows = rows_of<float>(x, "x");
   check_size(x, "x", 1, grid.in);
   const Dense<float> norm = dense_of<float>(norms, "norms", 2);

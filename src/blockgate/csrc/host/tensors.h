@@ -134,6 +134,7 @@ inline int32_t shim_dtype(ScalarType type) {
   switch (type) {
     case ScalarType::Double: return aoti_torch_dtype_float64();
     case ScalarType::Long: return aoti_torch_dtype_int64();
+    case ScalarType::Half: return aoti_torch_dtype_float16();
     case ScalarType::BFloat16: return aoti_torch_dtype_bfloat16();
     case ScalarType::Char: return aoti_torch_dtype_int8();
     case ScalarType::Byte: return aoti_torch_dtype_uint8();

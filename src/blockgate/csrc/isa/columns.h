@@ -6,7 +6,8 @@
 // way: a closed column adds 0 where another token of the tile reads it.
 #pragma once
 
-#include "isa/vec.h"
+#include "isa/format_bfloat16.h"
+#include "isa/format_float16.h"
 
 namespace blockgate::BLOCKGATE_ISA {
 
@@ -16,10 +17,14 @@ BLOCKGATE_INLINE void load_column_panel(const float* column, int64_t panel, Vec<
   for (int v = 0; v < PANEL_VECTORS<float>; ++v) w[v] = load(column + panel * PANEL + v * LANES<float>);
 }
 
-BLOCKGATE_INLINE void load_column_panel(const uint16_t* column, int64_t panel, Vec<float> (&w)[PANEL_VECTORS<float>]) {
+BLOCKGATE_INLINE void load_column_panel(const BFloat16* column, int64_t panel, Vec<float> (&w)[PANEL_VECTORS<float>]) {
 #pragma GCC unroll 4
-  for (int v = 0; v < PANEL_VECTORS<float>; ++v)
-    w[v] = (Vec<float>)(widen(column + panel * PANEL + v * LANES<float>) << 16);
+  for (int v = 0; v < PANEL_VECTORS<float>; ++v) w[v] = load_weight(column + panel * PANEL + v * LANES<float>);
+}
+
+BLOCKGATE_INLINE void load_column_panel(const Float16* column, int64_t panel, Vec<float> (&w)[PANEL_VECTORS<float>]) {
+#pragma GCC unroll 4
+  for (int v = 0; v < PANEL_VECTORS<float>; ++v) w[v] = load_weight(column + panel * PANEL + v * LANES<float>);
 }
 
 BLOCKGATE_INLINE void load_column_panel(const int8_t* column, int64_t panel, Vec<float> (&w)[PANEL_VECTORS<float>]) {
@@ -188,7 +193,8 @@ BLOCKGATE_INLINE void columns_of(const ColumnArgs& args, int64_t row, int64_t be
 inline void columns(const ColumnArgs& args, int64_t row, int64_t panel_begin, int64_t panel_end) {
   switch (args.format) {
     case Format::float32: return columns_of<float>(args, row, panel_begin, panel_end);
-    case Format::bfloat16: return columns_of<uint16_t>(args, row, panel_begin, panel_end);
+    case Format::bfloat16: return columns_of<BFloat16>(args, row, panel_begin, panel_end);
+    case Format::float16: return columns_of<Float16>(args, row, panel_begin, panel_end);
     case Format::int8a8:  // has no columns of its own: packing stores int8
     case Format::int8: return columns_of<int8_t>(args, row, panel_begin, panel_end);
     case Format::int4: return columns_of<Nibbles>(args, row, panel_begin, panel_end);

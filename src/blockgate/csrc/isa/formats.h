@@ -2,6 +2,7 @@
 #pragma once
 
 #include "isa/format_bfloat16.h"
+#include "isa/format_float16.h"
 #include "isa/format_float32.h"
 #include "isa/format_int4.h"
 #include "isa/format_int8.h"

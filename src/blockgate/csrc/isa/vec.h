@@ -8,6 +8,7 @@
 // compiler's extensions become poor code, the same ones in every set:
 //
 //   widen           16-bit values to 32 bits, while loading; a panel of bytes to 32 bits
+//   load_halves     16-bit floats to float, while loading
 //   widen_pairs     32 bytes, the pairs of a panel, widened to int16 (see PanelPairs)
 //   add_pairs       a sum and two products added in each 32-bit lane
 //   multiply_bytes  two products of an unsigned and a signed byte and their sum in each 16-bit lane;

@@ -14,6 +14,11 @@ BLOCKGATE_INLINE Vec<uint32_t> widen(const uint16_t* p) {
   return (Vec<uint32_t>)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
 }
 
+// F16C, which every machine with AVX2 has.
+BLOCKGATE_INLINE Vec<float> load_halves(const uint16_t* p) {
+  return (Vec<float>)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+}
+
 BLOCKGATE_INLINE void widen(const uint8_t* p, PanelLanes& lanes) {
   lanes[0] = (Vec<uint32_t>)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
   lanes[1] = (Vec<uint32_t>)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)));

@@ -21,6 +21,10 @@ BLOCKGATE_INLINE Vec<uint32_t> widen(const uint16_t* p) {
   return (Vec<uint32_t>)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
 }
 
+BLOCKGATE_INLINE Vec<float> load_halves(const uint16_t* p) {
+  return (Vec<float>)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+}
+
 BLOCKGATE_INLINE void widen(const uint8_t* p, PanelLanes& lanes) {
   lanes[0] = (Vec<uint32_t>)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
 }

@@ -25,6 +25,18 @@ BLOCKGATE_INLINE Vec<uint32_t> widen(const uint16_t* p) {
   return __builtin_convertvector(narrow, Vec<uint32_t>);
 }
 
+BLOCKGATE_INLINE Vec<float> load_halves(const uint16_t* p) {
+  const Vec<uint32_t> half = widen(p);
+  const Vec<uint32_t> sign = (half & 0x8000) << 16, magnitude = (half & 0x7fff) << 13;
+  const auto exponent = magnitude & 0x0f800000;
+  // The exponent counts from 15 there and from 127 here; that of inf and NaN is the largest.
+  const auto whole = magnitude + (112u << 23) + ((Vec<uint32_t>)(exponent == 0x0f800000) & (112u << 23));
+  // A small number is a fraction of 2^-14: no denormal arises on the way, which some threads take for 0.
+  const auto small = (Vec<float>)(magnitude + (113u << 23)) - 0x1p-14f;
+  const auto is_small = (Vec<uint32_t>)(exponent == 0);
+  return (Vec<float>)(((Vec<uint32_t>)small & is_small) | (whole & ~is_small) | sign);
+}
+
 BLOCKGATE_INLINE void widen(const uint8_t* p, PanelLanes& lanes) {
   const Vec<uint8_t> bytes = load(p), none{};
   // A byte before zeros is the widened byte: all machines of this set are little-endian.

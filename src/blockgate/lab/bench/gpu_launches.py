@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from blockgate.formats import get_format
+from blockgate.ops import gpu
 from blockgate.ops.forget_pool import triton as pool
 from blockgate.ops.gate_scores import triton as gate
 from blockgate.ops.gated_linear import triton as linear
@@ -72,7 +73,7 @@ def _scores() -> None:
 def _packed_call(rows: int, dtype: torch.dtype = torch.float32) -> Callable[[], None]:
     def call() -> None:
         grid = (OUT, IN, *BLOCK)
-        for name in ("float32", "bfloat16", "int8", "int4"):
+        for name in gpu.FORMATS:
             stored_as = get_format(name)
             blocks, scale = stored_as.shapes(grid)
             stored = (_meta(*blocks, dtype=stored_as.dtype), _meta(*scale))

@@ -27,7 +27,7 @@ def check_bad(problem: Problem, findings: Findings) -> None:
     paths: dict[str, Any] = {"inference": built.layer}
     whole = problem.values in {"bad_input", "bad_state"}
     for name in problem.formats:
-        if whole or name in {"float32", "bfloat16"}:
+        if whole or name in {"float32", "bfloat16", "float16"}:
             paths[f"packed {name}"] = pack(built.layer, name)
     clean = {name: call(problem, built, layer) for name, layer in paths.items()}
     with_gradients = call_with_gradients(problem, built)

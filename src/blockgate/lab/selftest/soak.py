@@ -76,7 +76,7 @@ def soak(seconds: float, *, gated: bool = True, say: Any = None) -> dict[str, An
     fixed = [torch.randn(steps, rows, 256) for steps, rows in ((1, 1), (1, 7), (9, 3))]
     made: dict[str, nn.Module] = {"plain": copy.deepcopy(model)}
     if gated:
-        made |= {name: pack(model, name) for name in ("float32", "bfloat16", "int8", "int4")}
+        made |= {name: pack(model, name) for name in ("float32", "bfloat16", "float16", "int8", "int4")}
     with torch.inference_mode():
         expected = {name: [layer(x).clone() for x in fixed] for name, layer in made.items()}
     faults: list[str] = []

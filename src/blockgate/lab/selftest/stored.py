@@ -28,7 +28,7 @@ def decoded(layer: Any) -> tuple[Array, Array]:
     grid, name = packed.grid, packed.format.name
     height, depth = min(grid.block[0], grid.out_features), min(grid.block[1], grid.in_features)
     # The tensor of bfloat16 goes to float32 first: NumPy has no such type.
-    stored = (packed.blocks.float() if name in {"float32", "bfloat16"} else packed.blocks).numpy()
+    stored = (packed.blocks.float() if name in {"float32", "bfloat16", "float16"} else packed.blocks).numpy()
     blocks, panels, lines, _ = stored.shape
     if name == "int4":
         pairs = np.stack([stored & 15, stored >> 4], 3).astype(np.int64)
@@ -73,9 +73,11 @@ def _decoded_columns(layer: Any) -> tuple[Array, Array]:
 
 
 def most_error(layer: Any, weight: Array, step: Array) -> Array:
-    """How far stored weights may be from the layer's: half a step, or half a bit of bfloat16's eight."""
+    """How far stored weights may be from the layer's: half a step, or half of the last bit that a type has."""
     name = format_of(layer)
     if name == "int4" and not hasattr(layer, "columns"):
         # The end of its range is lopsided.
         return 1.6 * step
-    return {"float32": 0.0 * step, "bfloat16": 2.0**-8 * np.abs(weight)}.get(name, 0.5 * step)
+    size = np.abs(weight)
+    known = {"float32": 0.0 * step, "bfloat16": 2.0**-8 * size, "float16": 2.0**-11 * size + 2.0**-25}
+    return known.get(name, 0.5 * step)

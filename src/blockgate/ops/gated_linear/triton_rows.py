@@ -14,7 +14,7 @@ __all__ = ["FORMATS", "rows_forward", "weight_at"]
 
 # How a weight is stored: rows of a matrix, or one of `blockgate.formats`.
 FORMATS = ("matrix", *gpu.FORMATS)
-_MATRIX, _INT8, _INT4 = tl.constexpr(0), tl.constexpr(3), tl.constexpr(4)
+_MATRIX, _INT8, _INT4 = (tl.constexpr(FORMATS.index(name)) for name in ("matrix", "int8", "int4"))
 
 
 @triton.jit
