@@ -8,17 +8,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import blockgate as bg
 from blockgate.runtime import packed_columns, plan
-from blockgate.runtime.plan import OPS, REFERENCE, STEPS
+from blockgate.runtime.plan import OPS, REFERENCE
 from tests.inspect.test_explain import OPTIONS, linear, lstm
 
 pytest.importorskip("triton")
-
-
-def test_a_gru_on_a_gpu_runs_step_by_step():
-    layer = bg.DynamicSparseGRU(16, 16, **OPTIONS).eval()
-    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
-        found = layer.plan(torch.empty(4, 3, 16, device="cuda"))
-    assert found[:3] == (STEPS, *plan.NO_GPU_RECURRENCE)
 
 
 def wide(**options):
@@ -32,6 +25,7 @@ def wide(**options):
         (linear, OPS, plan.SUBCLASS),
         (lambda: linear().double(), REFERENCE, plan.GPU_TYPE),
         (lambda: lstm().double(), REFERENCE, plan.GPU_TYPE),
+        (lambda: bg.DynamicSparseGRU(16, 16, **OPTIONS).eval(), OPS, plan.SUBCLASS),
         (wide, REFERENCE, plan.GPU_GROUP),
         (lambda: wide(gate="norm"), REFERENCE, plan.GPU_GROUP),
         (lambda: bg.pack(linear(), "int8"), OPS, plan.SUBCLASS),

@@ -17,6 +17,8 @@ from blockgate.ops.forget_pool import reference as pool_reference
 from blockgate.ops.forget_pool import triton as pool
 from blockgate.ops.gate_scores import reference as scores_reference
 from blockgate.ops.gate_scores import triton as gate
+from blockgate.ops.gated_gru import reference as gru_reference
+from blockgate.ops.gated_gru import triton as gru
 from blockgate.ops.gated_linear import reference as linear_reference
 from blockgate.ops.gated_linear import triton as linear
 from blockgate.ops.gated_lstm import reference as lstm_reference
@@ -235,3 +237,25 @@ def check_lstm(gates: tuple[tuple[int, str], ...] = tuple(product((0, 3), ("marg
                 lstm.gated_lstm_backward(*rest), lstm_reference.gated_lstm_backward(*rest), strict=True
             ):
                 same("gradients of the LSTM", ours, theirs)
+
+
+def check_gru(gates: tuple[tuple[int, str], ...] = tuple(product((0, 3), ("margin", "rms")))) -> None:
+    """Three steps of a GRU, with and without a hidden layer in the gate, and with the weight's gradient left out."""
+    steps, rows, size, block = 3, 3, 10, (8, 3)
+    grid = BlockGrid(3 * size, size, block)
+    for hidden, rule in gates:
+        key, width = (2, 6), hidden or 6
+        gate = (torch.randn(grid.num_blocks, width), torch.randn(grid.num_blocks))
+        layer = (torch.randn(hidden, 6), torch.randn(hidden)) if hidden else (None, None)
+        weight, bias = torch.randn(3 * size, size) / 2, torch.randn(3 * size)
+        options = (key, block, (2, grid.out_blocks), rule)
+        inputs = (torch.randn(steps, rows, 3 * size), torch.randn(rows, size), weight, bias, *gate, *layer, *options)
+        want = gru_reference.gated_gru(*inputs)
+        for ours, theirs in zip(gru.gated_gru(*inputs), want, strict=True):
+            same("GRU", ours, theirs)
+        for need_weight in (True, False):
+            rest = (weight, gate[0], layer[0], inputs[1], *want, torch.randn_like(want[0]), *options, need_weight)
+            for ours, theirs in zip(
+                gru.gated_gru_backward(*rest), gru_reference.gated_gru_backward(*rest), strict=True
+            ):
+                same("gradients of the GRU", ours, theirs)

@@ -27,6 +27,11 @@ LAYERS = {
         ["gate_scores", "topk_gates", "gated_linear"],
     ),
     "lstm": (lambda: bg.DynamicSparseLSTM(70, 40, 2, block_size=(40, 7)), OPS, LSTM * 2),
+    "gru": (
+        lambda: bg.DynamicSparseGRU(70, 40, block_size=(40, 7)),
+        OPS,
+        [*SELECT, "gated_linear", "gated_gru"],
+    ),
     "qrnn": (
         lambda: bg.DynamicSparseQRNN(70, 40, 2, block_size=(40, 7)),
         OPS,

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 OPS = "blockgate.ops"
 TOPK, POOL, LSTM = f"{OPS}.topk_gates.triton", f"{OPS}.forget_pool.triton", f"{OPS}.gated_lstm.triton"
+GRU, STEPS = f"{OPS}.gated_gru.triton", f"{OPS}.gated_lstm.triton_steps"
 LINEAR, ROWS = f"{OPS}.gated_linear.triton", f"{OPS}.gated_linear.triton_rows"
 SCORES = f"{OPS}.gate_scores.triton"
 LISTS, TILES = f"{OPS}.gated_linear.triton_lists", f"{OPS}.gated_linear.triton_tiles"
-MODULES = (TOPK, POOL, LSTM, LINEAR, ROWS, LISTS, TILES, SCORES, f"{OPS}.packed_linear.triton")
+MODULES = (TOPK, POOL, LSTM, GRU, STEPS, LINEAR, ROWS, LISTS, TILES, SCORES, f"{OPS}.packed_linear.triton")
 
 
 def select(rule: str) -> Callable[[], None]:
@@ -36,6 +37,10 @@ def multiply(rows: int, m: int = 20, n: int = 26, block: tuple[int, int] = (8, 9
 
 def small_lstm() -> None:
     checks.check_lstm(((0, "margin"),))
+
+
+def small_gru() -> None:
+    checks.check_gru(((0, "margin"),))
 
 
 class Fault(NamedTuple):
@@ -148,6 +153,17 @@ FAULTS = [
     Fault("pooling: the first state", POOL, "mask=mask & first,", "mask=mask & (first == 0),", checks.check_pool),
     Fault("LSTM: the old cell", LSTM, "new = f * tl.load", "new = i * tl.load", small_lstm),
     Fault("LSTM: slope of tanh", LSTM, "slope_c * i * (1 - g * g)", "slope_c * i * (1 - g)", small_lstm, slow=True),
+    Fault("GRU: the state past the product", GRU, "slope * z, mask=mask", "slope, mask=mask", small_gru),
+    Fault("GRU: r outside of the sum", GRU, "other=0.0) + r * state_n", "other=0.0) + state_n", small_gru, slow=True),
+    Fault("GRU: n's gradient in both sums", GRU, "slope_n * r, mask", "slope_n, mask", small_gru, slow=True),
+    Fault(
+        "recurrences: the gate's part of the state",
+        STEPS,
+        "grad[:, self.columns].addmm_(through, last)",
+        "through.mm(last)",
+        small_gru,
+        slow=True,
+    ),
 ]
 
 

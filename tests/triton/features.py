@@ -129,6 +129,7 @@ def check_packing(
 LAYERS = {
     "linear": lambda device: bg.DynamicSparseLinear(40, 44, block_size=(16, 7), backend="triton", device=device),
     "lstm": lambda device: bg.DynamicSparseLSTM(40, 12, block_size=(16, 5), backend="triton", device=device),
+    "gru": lambda device: bg.DynamicSparseGRU(40, 12, block_size=(12, 5), backend="triton", device=device),
     "qrnn": lambda device: bg.DynamicSparseQRNN(40, 12, block_size=(16, 7), backend="triton", device=device),
 }
 

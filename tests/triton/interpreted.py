@@ -131,6 +131,15 @@ def test_lstm():
     checks.check_lstm(((3, "margin"),))
 
 
+def test_gru():
+    checks.check_gru(((3, "margin"),))
+
+
+@slow
+def test_gru_with_other_gates():
+    checks.check_gru()
+
+
 @slow
 def test_lstm_with_other_gates():
     checks.check_lstm()

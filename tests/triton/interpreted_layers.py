@@ -118,6 +118,7 @@ def test_a_saved_model(tmp_path):
 
 
 HALF = [*itertools.product(("lstm", "qrnn"), (torch.bfloat16, torch.float16), (False, True))]
+HALF += [("gru", torch.bfloat16, False), ("gru", torch.float16, True)]
 HALF += [("linear", torch.bfloat16, False), ("linear", torch.bfloat16, True)]
 
 
@@ -155,6 +156,12 @@ def small_lstm():
     return (*(None if t is None else t.requires_grad_() for t in tensors), [0, 2], [4, 3], [1, 3], "rms")
 
 
+def small_gru():
+    gate = (torch.randn(3, 2), torch.randn(3), None, None)
+    tensors = (torch.randn(2, 1, 9), torch.randn(1, 3), torch.randn(9, 3), torch.randn(9), *gate)
+    return (*(None if t is None else t.requires_grad_() for t in tensors), [0, 2], [3, 3], [1, 3], "rms")
+
+
 def small_linear():
     gates, indices = topk_gates(torch.randn(2, 4), 2)
     return (
@@ -169,6 +176,7 @@ OPS = {
     "gated_linear": small_linear,
     "forget_pool": lambda: leaves((2, 1, 3), (2, 1, 3), (1, 3)),
     "gated_lstm": small_lstm,
+    "gated_gru": small_gru,
 }
 
 

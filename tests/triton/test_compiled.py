@@ -25,6 +25,7 @@ SAMPLE = {
         "packed many rows of bfloat16",
         "pooling",
         "LSTM",
+        "GRU",
     ),
     "sm_90": (*EVERYWHERE, "select global"),
     "sm_100": EVERYWHERE,

@@ -34,6 +34,7 @@ CHECKS = {
     "packed float16": lambda: checks.check_packed([3, 130], dtype=torch.float16),
     "pool": checks.check_pool,
     "LSTM": checks.check_lstm,
+    "GRU": checks.check_gru,
 }
 
 

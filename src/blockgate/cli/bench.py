@@ -95,7 +95,7 @@ class Bench:
     select: Literal["global", "per_row"] = "per_row"
     """How the gate chooses."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """"cuda" times `linear`, `targets`, `lstm` and `qrnn` on the GPU in float32 and bfloat16, against torch's own."""
+    """"cuda" times all but `contract` on the GPU, in float32 and bfloat16, against torch's own."""
     threads: int | None = None
     """Threads; torch's own number if unset."""
     cold: bool = False

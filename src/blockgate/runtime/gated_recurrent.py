@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from blockgate.gates import Gate
-from blockgate.ops import check_device, gated_linear, gpu
+from blockgate.ops import check_device, gated_linear
 from blockgate.ops.gated_gru import gated_gru
 from blockgate.ops.gated_lstm import gated_lstm
 from blockgate.runtime.block_linear import autocast_dtype, check_like
@@ -21,7 +21,6 @@ from blockgate.runtime.plan import (
     FUSED,
     GRADIENTS,
     LAYER_DROPOUT,
-    NO_GPU_RECURRENCE,
     OPS,
     STATE_TYPE,
     STEPS,
@@ -141,7 +140,7 @@ class RunnableRecurrence(nn.Module):
         on_gpu = [gpu_refusal(matrix.weight.dtype, matrix.gate) for matrix in self.matrices().values()]
         plan = slower_path(fused, rows, self.backend, on_gpu)
         recurrent = [self.matrix("hh", suffix).gate for suffix in self._suffixes]
-        reasons = [self._must_be_called(gate, rows.device.type) for gate in recurrent]
+        reasons = [_must_be_called(gate) for gate in recurrent]
         needs_calls = next((reason for reason in reasons if reason is not None), None)
         return Plan(STEPS, *needs_calls) if needs_calls is not None and plan.path == OPS else plan
 
@@ -178,17 +177,9 @@ class RunnableRecurrence(nn.Module):
     def _recurrence(self, suffix: str) -> SegmentRun:
         """How the steps of a layer are run: all in one op, or, for gates that must be called, one by one."""
         recurrent = self.matrix("hh", suffix)
-        if self._must_be_called(recurrent.gate, recurrent.weight.device.type) is None:
+        if _must_be_called(recurrent.gate) is None:
             return partial(_all_steps, recurrent=recurrent, cell=self.cell)
         return partial(step_by_step, product=recurrent.product, cell=self.cell)
-
-    def _must_be_called(self, gate: Gate, device_type: str) -> Refusal | None:
-        """Why the recurrence must call a gate at every step; None if one op can compute it, in native code or not."""
-        refusal = gate_refusal(gate)
-        if refusal not in {None, BACKEND, TRITON}:
-            return refusal
-        on_gpu = gate.backend == "triton" or device_type in gpu.DEVICES
-        return NO_GPU_RECURRENCE if on_gpu and self.cell is not LSTM else None
 
     def _fused(self, rows: Tensor, state: State, dropout: float) -> Prepared | Refusal:
         """The layers prepared for one native call, or what stands against it."""
@@ -244,6 +235,12 @@ class RunnableRecurrence(nn.Module):
         # Native code holds the biases: where loading swaps tensors, nobody else may.
         self.repack()
         super()._load_from_state_dict(*args)
+
+
+def _must_be_called(gate: Gate) -> Refusal | None:
+    """Why the recurrence must call a gate at every step; None if one op can compute it, in native code or not."""
+    refusal = gate_refusal(gate)
+    return None if refusal in {None, BACKEND, TRITON} else refusal
 
 
 def _all_steps(sums: Tensor, state: State, recurrent: GatedMatrix, cell: Cell) -> tuple[Tensor, State]:

@@ -105,9 +105,6 @@ INFERENCE_WEIGHTS = Refusal(
     "parameters were made in inference mode, so changes can't be seen", "Make the model outside of inference_mode()."
 )
 STATE_TYPE = Refusal("the state is not float32", "Convert the state with .float().")
-NO_GPU_RECURRENCE = Refusal(
-    "GPU kernels run the recurrence of LSTMs only", "Steps of a GRU run one by one on a GPU; nothing to do."
-)
 LAYER_DROPOUT = Refusal("dropout between layers is active", "Right for training. Otherwise call eval().")
 LAYER_HOOKS = Refusal("a matrix of the layer has forward hooks", "Remove the hooks.")
 

@@ -34,7 +34,7 @@ def test_no_gpu_is_one_clear_line(capsys):
     assert "--device cuda: expected a GPU that torch can use, got 'none'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", ["lstm", "qrnn"])
+@pytest.mark.parametrize("kind", ["lstm", "gru", "qrnn"])
 @pytest.mark.parametrize("training", [False, True])
 def test_recurrent_arms_are_timed(kind, training):
     case = RecurrentCase(hidden=32, block=8, key=8, batch=2, steps=2 if training else 1)
@@ -61,14 +61,14 @@ def test_torchs_grouped_product_is_right_and_used_where_it_fits():
 
 def test_what_is_timed_on_a_gpu():
     titles = {what: list(work) for what, work in GPU_WORK.items()}
-    assert list(titles) == ["targets", "lstm", "qrnn"]
+    assert list(titles) == ["targets", "lstm", "gru", "qrnn"]
     assert sum("evicted cache" in title for title in titles["targets"]) >= 5
     assert not any("packed" in title for title in titles["targets"])
-    for what in ("lstm", "qrnn"):
+    for what in ("lstm", "gru", "qrnn"):
         assert len(titles[what]) == 4
         assert all(what.upper() in title for title in titles[what])
 
 
 def test_what_is_not_timed_on_a_gpu_is_refused(capsys):
-    assert main(["bench", "gru", "--device", "cuda"]) != 0
-    assert "--device cuda: expected linear, targets, lstm, qrnn, got 'gru'" in capsys.readouterr().err
+    assert main(["bench", "contract", "--device", "cuda"]) != 0
+    assert "--device cuda: expected linear, targets, lstm, gru, qrnn, got 'contract'" in capsys.readouterr().err

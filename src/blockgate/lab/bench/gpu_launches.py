@@ -11,6 +11,7 @@ from blockgate.formats import get_format
 from blockgate.ops import gpu
 from blockgate.ops.forget_pool import triton as pool
 from blockgate.ops.gate_scores import triton as gate
+from blockgate.ops.gated_gru import triton as gru
 from blockgate.ops.gated_linear import triton as linear
 from blockgate.ops.gated_lstm import triton as lstm
 from blockgate.ops.packed_linear import triton as packed
@@ -98,6 +99,14 @@ def _lstm() -> None:
     backward(weight, scored, None, state, state, output, *others, output, state, *options, True)
 
 
+def _gru() -> None:
+    steps, rows, size, block, selection = 2, 20, 512, (256, 16), (16, 6)
+    state, scored, options = _meta(rows, size), _meta(6 * 32, 128), ((0, 128), block, selection, "margin")
+    weight = _meta(3 * size, size)
+    kept = gru.gated_gru(_meta(steps, rows, 3 * size), state, weight, None, scored, None, None, None, *options)
+    gru.gated_gru_backward(weight, scored, None, state, *kept, kept[0], *options, True)
+
+
 LAUNCHES: dict[str, Callable[[], None]] = {
     "scores": _scores,
     "select margin": selection_call(64, 24, 96, "margin"),
@@ -125,4 +134,5 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "packed many rows of bfloat16": _packed_call(512, torch.bfloat16),
     "pooling": _pooling,
     "LSTM": _lstm,
+    "GRU": _gru,
 }

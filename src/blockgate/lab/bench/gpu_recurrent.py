@@ -1,4 +1,4 @@
-"""LSTMs and Quasi-RNNs on a GPU against torch's own (cuDNN), and the layers of the speed targets."""
+"""LSTMs, GRUs and Quasi-RNNs on a GPU against torch's own (cuDNN), and the layers of the speed targets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blockgate.lab.bench.checks import by_reference, require_close
 from blockgate.lab.bench.gpu import TYPES, GPUResult, medians_on, run_on
 from blockgate.lab.bench.recurrent import INPUTS, RecurrentCase
 from blockgate.lab.bench.targets import TARGETS
-from blockgate.layers import QRNN, DynamicSparseLSTM, DynamicSparseQRNN
+from blockgate.layers import QRNN, DynamicSparseGRU, DynamicSparseLSTM, DynamicSparseQRNN
 
 if TYPE_CHECKING:
     from blockgate.lab.bench.linear import LinearCase
@@ -56,7 +56,7 @@ def _plans(kind: str, layers: int, steps: int) -> tuple[GPUPlan, ...]:
 def run_recurrent_on(plan: GPUPlan, device: str, *, seconds: float) -> GPUResult:
     """Builds all arms of a network on `device`, checks ours against the reference, and times them in turns.
 
-    Ours have the default gate, whose number of open blocks is exact. An LSTM of torch on a GPU is cuDNN's.
+    Ours have the default gate, whose number of open blocks is exact. An LSTM or GRU of torch on a GPU is cuDNN's.
     """
     calls: dict[str, Callable[[], Any]] = {}
     for short, dtype in TYPES.items():
@@ -98,15 +98,15 @@ def _target_cases() -> dict[str, tuple[LinearCase, bool]]:
 
 def _dense(plan: GPUPlan) -> nn.Module:
     case = plan.case
-    if plan.kind == "lstm":
-        return nn.LSTM(case.hidden, case.hidden, case.layers)
+    if plan.kind in {"lstm", "gru"}:
+        return (nn.LSTM if plan.kind == "lstm" else nn.GRU)(case.hidden, case.hidden, case.layers)
     return QRNN(case.hidden, case.hidden, case.layers, window=(2, *[1] * (case.layers - 1)))
 
 
 def _gated(plan: GPUPlan, sparsity: float) -> nn.Module:
-    form: Any = DynamicSparseLSTM if plan.kind == "lstm" else DynamicSparseQRNN
+    forms: dict[str, Any] = {"lstm": DynamicSparseLSTM, "gru": DynamicSparseGRU, "qrnn": DynamicSparseQRNN}
     options = {"block_size": plan.case.block, "key_size": plan.case.key}
-    made: nn.Module = form.from_dense(_dense(plan), sparsity=sparsity, **options)
+    made: nn.Module = forms[plan.kind].from_dense(_dense(plan), sparsity=sparsity, **options)
     return made
 
 
@@ -142,5 +142,6 @@ def _recurrent_work(kind: str, layers: int, steps: int) -> dict[str, Work]:
 GPU_WORK: dict[str, dict[str, Work]] = {
     "targets": {title: partial(run_on, case, training=training) for title, (case, training) in _target_cases().items()},
     "lstm": _recurrent_work("lstm", 2, 35),
+    "gru": _recurrent_work("gru", 2, 35),
     "qrnn": _recurrent_work("qrnn", 4, 105),
 }

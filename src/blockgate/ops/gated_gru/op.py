@@ -53,7 +53,7 @@ def gated_gru(
         open_blocks: see `topk_gates`, as for the next two.
         groups: 1, or one per row of blocks.
         normalise: "mean", "rms" or "none".
-        backend: "auto" or "reference".
+        backend: "auto", "reference" or "triton".
     """
     if not projected.shape[1]:
         # Kernels have nothing to do, and ask for at least one row.
@@ -135,6 +135,8 @@ def _gradient(ctx: Any, backend: str, grad_output: Tensor | None, *_: None) -> t
 
 _INTERMEDIATES = "Tensor from_state, Tensor activations, Tensor hidden, Tensor scores, Tensor gates, Tensor indices"
 
+_TRITON = "blockgate.ops.gated_gru.triton"
+
 define(
     "gated_gru",
     "(Tensor projected, Tensor h0, Tensor weight, Tensor? bias, Tensor gate_weight, Tensor? gate_bias, "
@@ -142,6 +144,7 @@ define(
     f"-> (Tensor output, {_INTERMEDIATES})",
     kernel=reference.gated_gru,
     fake=_fake,
+    triton=_TRITON,
 )
 define(
     "gated_gru_backward",
@@ -151,6 +154,7 @@ define(
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     kernel=reference.gated_gru_backward,
     fake=_fake_backward,
+    triton=_TRITON,
 )
 differentiate("gated_gru", _setup, _gradient)
 forbid_second_derivative("gated_gru_backward")

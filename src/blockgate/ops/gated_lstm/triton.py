@@ -12,10 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from blockgate.ops.gate_scores.triton import scores_into
-from blockgate.ops.gated_linear.triton import gated_linear, gated_linear_backward
+from blockgate.ops.gated_lstm.triton_steps import UNITS, Steps, StepsBackward, tanh
 from blockgate.ops.gpu import NotServedError
-from blockgate.ops.topk_gates.triton import select_backward_into, select_into
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,13 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["gated_lstm", "gated_lstm_backward"]
-
-_UNITS = 256
-
-
-@triton.jit
-def _tanh(x):
-    return 2 * tl.sigmoid(2 * x) - 1
 
 
 @triton.jit
@@ -45,10 +36,10 @@ def _cell(projected, product, c_before, h, c, activations, size, hidden_size, UN
     g = tl.load(projected + first, mask=mask, other=0.0) + tl.load(product + first, mask=mask, other=0.0)
     first += hidden_size
     o = tl.load(projected + first, mask=mask, other=0.0) + tl.load(product + first, mask=mask, other=0.0)
-    i, f, g, o = tl.sigmoid(i), tl.sigmoid(f), _tanh(g), tl.sigmoid(o)
+    i, f, g, o = tl.sigmoid(i), tl.sigmoid(f), tanh(g), tl.sigmoid(o)
     new = f * tl.load(c_before + at, mask=mask, other=0.0) + i * g
     tl.store(c + at, new, mask=mask)
-    tl.store(h + at, o * _tanh(new), mask=mask)
+    tl.store(h + at, o * tanh(new), mask=mask)
     tl.store(activations + first, o, mask=mask)
     tl.store(activations + first - hidden_size, g, mask=mask)
     tl.store(activations + first - 2 * hidden_size, f, mask=mask)
@@ -81,7 +72,7 @@ def _cell_backward(
     slope_h = tl.load(grad_h + at, mask=mask, other=0.0)
     if HAS_OUTPUT:
         slope_h += tl.load(grad_output + at, mask=mask, other=0.0)
-    tanh_c = _tanh(tl.load(c + at, mask=mask, other=0.0))
+    tanh_c = tanh(tl.load(c + at, mask=mask, other=0.0))
     slope_c = tl.load(grad_c + at, mask=mask, other=0.0) + slope_h * o * (1 - tanh_c * tanh_c)
     before = tl.load(c_before + at, mask=mask, other=0.0)
     tl.store(grad_sums + first, slope_c * g * i * (1 - i), mask=mask)
@@ -109,29 +100,20 @@ def gated_lstm(
     """As `reference.gated_lstm`."""
     if projected.dtype is not torch.float32:
         raise NotServedError(f"the sums are {projected.dtype}; kernels compute states in float32")
-    steps, (rows, size) = len(projected), h0.shape
-    key_offset, key_size = key
+    count, (rows, size) = len(projected), h0.shape
     projected, c0 = projected.contiguous(), c0.contiguous()
-    output, cells = projected.new_empty(steps, rows, size), projected.new_empty(steps, rows, size)
+    output, cells = projected.new_empty(count, rows, size), projected.new_empty(count, rows, size)
     activations = torch.empty_like(projected)
-    hidden = projected.new_empty(0 if hidden_weight is None else (steps, rows, len(hidden_weight)))
-    scores = projected.new_empty(steps, rows, len(gate_weight))
-    gates = projected.new_empty(steps, rows, selection[0] * selection[1])
-    indices = gates.new_empty(gates.shape, dtype=torch.int64)
+    gate = (gate_weight, gate_bias, hidden_weight, hidden_bias)
+    steps = Steps(h0, count, weight, bias, gate, key, block, selection, normalise)
     h, c = h0, c0
-    for t in range(steps):
-        scored = h[:, key_offset : key_offset + key_size]
-        if hidden_weight is not None:
-            scores_into(hidden[t], scored, hidden_weight, hidden_bias)
-            scored = hidden[t].relu_()
-        scores_into(scores[t], scored, gate_weight, gate_bias)
-        select_into(gates[t], indices[t], scores[t], selection, normalise)
-        product = gated_linear(h, weight, bias, gates[t], indices[t], block)
-        _cell[(triton.cdiv(rows * size, _UNITS),)](
-            projected[t], product, c, output[t], cells[t], activations[t], rows * size, size, UNITS=_UNITS
+    for t in range(count):
+        product = steps.product(t, h)
+        _cell[(triton.cdiv(rows * size, UNITS),)](
+            projected[t], product, c, output[t], cells[t], activations[t], rows * size, size, UNITS=UNITS
         )
         h, c = output[t], cells[t]
-    return output, c.clone(), cells, activations, hidden, scores, gates, indices
+    return output, c.clone(), cells, activations, *steps.kept
 
 
 def gated_lstm_backward(
@@ -159,17 +141,16 @@ def gated_lstm_backward(
     if output.dtype is not torch.float32:
         raise NotServedError(f"the states are {output.dtype}; kernels compute gradients of states in float32")
     rows, size = h0.shape
-    columns = slice(key[0], key[0] + key[1])
     h0, c0 = h0.contiguous(), c0.contiguous()
-    before = torch.cat([h0[None], output[:-1]])
-    grad_sums, grad_scores = torch.empty_like(activations), torch.empty_like(scores)
-    grad_hidden = torch.empty_like(hidden)
+    before, grad_sums = torch.cat([h0[None], output[:-1]]), torch.empty_like(activations)
+    kept, options = (hidden, scores, gates, indices), (key, block, selection, normalise)
+    steps = StepsBackward(before, grad_sums, weight, gate_weight, hidden_weight, kept, *options)
     grad_h = torch.zeros_like(h0)
     grad_c = torch.zeros_like(c0) if grad_c_n is None else grad_c_n.contiguous()
     outputs = None if grad_output is None else grad_output.contiguous()
     for t in reversed(range(len(output))):
         grad_c_before = torch.empty_like(c0)
-        _cell_backward[(triton.cdiv(rows * size, _UNITS),)](
+        _cell_backward[(triton.cdiv(rows * size, UNITS),)](
             grad_h,
             grad_h if outputs is None else outputs[t],
             grad_c,
@@ -181,20 +162,7 @@ def gated_lstm_backward(
             rows * size,
             size,
             HAS_OUTPUT=outputs is not None,
-            UNITS=_UNITS,
+            UNITS=UNITS,
         )
-        grad_c = grad_c_before
-        grad_h, _, grad_gates = gated_linear_backward(
-            grad_sums[t], before[t], weight, gates[t], indices[t], block, True, False, True
-        )
-        select_backward_into(grad_scores[t], grad_gates, scores[t], gates[t], selection, normalise)
-        through, last = grad_scores[t], gate_weight
-        if hidden_weight is not None:
-            torch.mm(grad_scores[t], gate_weight, out=grad_hidden[t])
-            through, last = grad_hidden[t].masked_fill_(hidden[t] <= 0, 0), hidden_weight
-        grad_h[:, columns].addmm_(through, last)
-    grad_weight = weight.new_empty(0)
-    if need_weight:
-        flat = [t.flatten(0, 1) for t in (grad_sums, before, gates, indices)]
-        _, grad_weight, _ = gated_linear_backward(flat[0], flat[1], weight, flat[2], flat[3], block, False, True, False)
-    return grad_sums, grad_h, grad_c, grad_weight, grad_scores, grad_hidden
+        grad_c, grad_h = grad_c_before, steps.through(t)
+    return grad_sums, grad_h, grad_c, steps.of_weight(need_weight), steps.scores, steps.hidden
