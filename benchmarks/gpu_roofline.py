@@ -3,7 +3,8 @@
     python benchmarks/gpu_roofline.py
 
 writes `results/gpu-compiled.md` and `results/gpu-predicted.md`. A prediction is the sum over launches of the longest
-among: arithmetic, memory, second-level cache, atomics. Nothing in it was measured.
+among: arithmetic, memory, second-level cache, atomics, and, for few rows, the waiting of one program for one load after
+the other. Nothing in it was measured.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from blockgate.grid import BlockGrid
+from blockgate.ops.gated_linear.triton_cut import few_rows
 
 RESULTS = Path(__file__).parent / "results"
 OUT, IN, KEY = 6144, 1536, 128
@@ -36,12 +40,14 @@ class Card:
     memory: float  # bytes/s
     cache: float  # bytes/s
     atomics: float  # per second
+    programs: int  # of a product of few rows that run at once: ten for each multiprocessor
+    wait: float = 0.5e-6  # seconds that a load from memory takes in a busy card
     launch: float = 2e-6  # seconds that a launch costs inside a CUDA graph
 
 
 CARDS = (
-    Card("A100", 312e12, 19.5e12, 2.0e12, 5.0e12, 110e9),
-    Card("H100", 989e12, 67e12, 3.35e12, 6.5e12, 160e9),
+    Card("A100", 312e12, 19.5e12, 2.0e12, 5.0e12, 110e9, 1080),
+    Card("H100", 989e12, 67e12, 3.35e12, 6.5e12, 160e9, 1320),
 )
 # Shares of the peak that are assumed: a library's dense product, our gathered one, elementwise work.
 DENSE_SHARE, GATHERED_SHARE, PLAIN_SHARE = 0.75, 0.4, 0.5
@@ -62,6 +68,25 @@ def gate(card: Card, rows: int, blocks: int, products: int = 1) -> float:
     return products * scores + selection
 
 
+def few_rows_product(
+    card: Card, rows: int, grid: BlockGrid, density: float, size: int, shared: bool = True
+) -> tuple[float, int]:
+    """Seconds of a product of few rows, and how many programs share the open blocks of an output if they may."""
+    entries = max(1, round(grid.num_blocks * density))
+    cut = few_rows(rows, entries, grid, size)
+    splits = cut.splits if shared else 1
+    m, n, (height, width) = grid.out_features, grid.in_features, grid.block
+    pairs, programs = rows * entries, cut.programs * splits
+    work = 2 * pairs * height * width / (card.single * PLAIN_SHARE)
+    traffic = m * n * size * (1 - (1 - density) ** rows) / card.memory
+    # Every program looks through the entries of its row and through the row.
+    cache = (pairs * height * width * size + programs * (12 * entries + n * size)) / card.cache
+    steps = -(-entries // (grid.out_blocks * cut.at_once))
+    loads = -(-entries // 1024) - (-n // 1024) - (-steps // splits) + 1
+    waits = loads * card.wait * max(1, programs / card.programs)
+    return max(work, traffic, cache, waits) + card.launch * (1 + (splits > 1)), splits
+
+
 def ours(card: Card, rows: int, block: tuple[int, int], density: float, size: int, backward: bool) -> float:
     """Seconds of a gated layer, its gate included."""
     height, width = block
@@ -70,12 +95,10 @@ def ours(card: Card, rows: int, block: tuple[int, int], density: float, size: in
     peak = card.half if size == 2 else card.single
     touched = OUT * IN * size * (1 - (1 - density) ** rows)
     if rows <= 16:
-        work = 2 * pairs * height * width / (card.single * PLAIN_SHARE)
-        traffic = touched / card.memory
-        cache = (pairs * height * width * size + 12 * pairs * (OUT // height)) / card.cache
         # The gate reads half precision as float32: one launch more.
-        launches = LAUNCHES_FEW + (rows > FEW_SCORES) + (size == 2)
-        forward = gate(card, rows, blocks) + max(work, traffic, cache) + launches * card.launch
+        launches = LAUNCHES_FEW - 1 + (rows > FEW_SCORES) + (size == 2)
+        product, _ = few_rows_product(card, rows, BlockGrid(OUT, IN, block), density, size)
+        forward = gate(card, rows, blocks) + product + launches * card.launch
         if not backward:
             return forward
     # Rows that a product computes: a tile's list, filled up to whole steps of 16, 32 or 64.
@@ -121,16 +144,39 @@ def predicted() -> str:
     return text
 
 
+def shared() -> str:
+    """The table of products of one row, with and without programs that share the open blocks of an output."""
+    head = " | ".join(f"{card.name}: {share} open" for card in CARDS for share in ("50%", "25%", "10%"))
+    text = (
+        "\n## One row, open blocks shared\n\nMicroseconds of the product, its launches included, in blocks of 256 x 16:"
+        " one program for the open blocks of an output,\nthen several that share them, as many as in brackets, where"
+        f" the kernels do so.\n\n| layer | type | {head} |\n|---|---|{'---|' * 6}\n"
+    )
+    for m, n in ((768, 3072), (1024, 4096), (4096, 11008), (768, 768), (2048, 512), (OUT, IN)):
+        for kind, size in (("bfloat16", 2), ("float32", 4)):
+            cells = []
+            for card in CARDS:
+                for density in DENSITIES:
+                    grid = BlockGrid(m, n, (256, 16))
+                    alone, _ = few_rows_product(card, 1, grid, density, size, shared=False)
+                    time, splits = few_rows_product(card, 1, grid, density, size)
+                    cells.append(f"{alone * 1e6:.1f}" + (f", {time * 1e6:.1f} ({splits})" if splits > 1 else ""))
+            text += f"| {m} x {n} | {kind} | {' | '.join(cells)} |\n"
+    return text
+
+
 # The calls of the short table: those of a layer with its defaults.
 COMMON = (
     "scores",
     "select margin",
     "bfloat16 few rows",
+    "bfloat16 few rows, shared",
     "bfloat16 many rows",
     "packed few rows",
     "packed many rows of bfloat16",
     "pooling",
     "LSTM",
+    "GRU",
 )
 HEAD = "registers | spilled | shared KB | warps | occupancy"
 
@@ -179,7 +225,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", nargs="*", default=["sm_80", "sm_90"], help="compile for these; none: skip")
     options = parser.parse_args()
-    RESULTS.joinpath("gpu-predicted.md").write_text(predicted())
+    RESULTS.joinpath("gpu-predicted.md").write_text(predicted() + shared())
     if options.targets:
         os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
         with tempfile.TemporaryDirectory() as cache:

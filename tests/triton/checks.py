@@ -21,6 +21,7 @@ from blockgate.ops.gated_gru import reference as gru_reference
 from blockgate.ops.gated_gru import triton as gru
 from blockgate.ops.gated_linear import reference as linear_reference
 from blockgate.ops.gated_linear import triton as linear
+from blockgate.ops.gated_linear import triton_cut
 from blockgate.ops.gated_lstm import reference as lstm_reference
 from blockgate.ops.gated_lstm import triton as lstm
 from blockgate.ops.gpu import FORMATS
@@ -158,6 +159,22 @@ def check_bad_rows() -> None:
         want = linear_reference.gated_linear(x, weight, bias, gates, indices, grid.block)
         gates[1, 0], indices[1, 0], want[1] = 1.0, grid.num_blocks, float("nan")
         same("y with a wrong index", linear.gated_linear(x, weight, bias, gates, indices, grid.block), want)
+
+
+def check_shared(numbers: tuple[int, ...] = (2, 3, 7), rows: tuple[int, ...] = (1, 3)) -> None:
+    """The open blocks of an output shared by several programs: unequal shares, and programs without any."""
+    grid, chosen = BlockGrid(10, 700, (4, 130)), triton_cut.splits_for
+    try:
+        for count, splits, entries in product(rows, numbers, (1, 9, 18)):
+            triton_cut.splits_for = lambda *_, splits=splits: splits
+            x, weight, bias, gates, indices = problem(count, grid, entries)
+            indices = indices.flip(1) if splits == 3 else indices
+            x[count - 1, 699] = float("inf") if count > 1 else 1.0
+            got = linear.gated_linear(x, weight, bias, gates, indices, grid.block)
+            want = linear_reference.gated_linear(x, weight, bias, gates, indices, grid.block)
+            same("y from shared blocks", got, want)
+    finally:
+        triton_cut.splits_for = chosen
 
 
 PACKED_GRIDS = ((20, 70, 40, 34), (37, 21, 18, 5), (16, 33, 16, 64))

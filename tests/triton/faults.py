@@ -39,6 +39,10 @@ def small_lstm() -> None:
     checks.check_lstm(((0, "margin"),))
 
 
+def small_shared() -> None:
+    checks.check_shared((3,), (3,))
+
+
 def small_gru() -> None:
     checks.check_gru(((0, "margin"),))
 
@@ -80,7 +84,11 @@ FAULTS = [
     Fault("few rows: inputs beyond the block", ROWS, "& (k < block_in) & (feature", "& (feature", multiply(3)),
     Fault("few rows: no gate", ROWS, "value = gate * tl.load(", "value = tl.load(", multiply(3)),
     Fault("few rows: the last entry", ROWS, "tl.where(mine, e + 1, 0)", "tl.where(mine, e, 0)", multiply(3)),
-    Fault("few rows: no bias", ROWS, "result += tl.load(bias + out, mask", "tl.load(bias + out, mask", multiply(3)),
+    Fault("few rows: no bias", ROWS, "tl.where(split == 0, added, 0.0)", "0 * added", multiply(3)),
+    Fault("shared: each part has the bias", ROWS, "tl.where(split == 0, added, 0.0)", "added", small_shared),
+    Fault("shared: shares overlap", ROWS, "tl.minimum(high, low + share)", "high", small_shared),
+    Fault("shared: a step between shares", ROWS, "split * share\n", "split * (share + 1)\n", small_shared, slow=True),
+    Fault("shared: the last part", ROWS, "in range(parts):", "in range(parts - 1):", small_shared),
     Fault(
         "few rows: bad rows pass",
         ROWS,

@@ -10,6 +10,7 @@ import torch
 
 from blockgate.errors import BackendError
 from blockgate.ops import gated_linear, topk_gates
+from blockgate.ops.gated_linear import triton_tuned
 from blockgate.ops.gpu import interpreting
 from tests.triton import checks
 from tests.triton.checks import COMPARED
@@ -72,6 +73,10 @@ def test_few_rows():
     checks.check_linear([1], checks.GRIDS[:3], densities=False)
 
 
+def test_shared_blocks():
+    checks.check_shared() if SLOW else checks.check_shared((2, 7), (3,))
+
+
 def test_many_rows():
     checks.check_linear([33], checks.GRIDS if SLOW else checks.GRIDS[3:4], densities=False)
     checks.check_linear([70], checks.GRIDS[1:2], densities=False)
@@ -89,6 +94,17 @@ def test_blocks_in_several_parts():
 def test_half_precision():
     for rows, dtype in ((33, torch.float16), (3, torch.bfloat16)):
         checks.check_linear([3, 33] if SLOW else [rows], checks.GRIDS[3:4], dtype, densities=False)
+
+
+def test_every_cut_that_can_be_chosen(monkeypatch):
+    monkeypatch.setattr(triton_tuned, "tuning", lambda: True)
+    every = dict(triton_tuned.CUTS)
+    for turn in range(max(map(len, every.values()))):
+        for name, cuts in every.items():
+            monkeypatch.setitem(triton_tuned.CUTS, name, (cuts[turn % len(cuts)],))
+        triton_tuned._tuned.cache_clear()
+        checks.check_linear([3, 33], ((37, 70, (20, 34)),), densities=SLOW)
+    triton_tuned._tuned.cache_clear()
 
 
 def test_closed_and_crowded():

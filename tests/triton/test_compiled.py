@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pytest
 
@@ -11,11 +12,20 @@ pytest.importorskip("triton")
 import torch
 
 from blockgate.lab.bench.gpu_kernels import TARGETS, compile_launches
-from blockgate.lab.bench.gpu_launches import LAUNCHES
+from blockgate.lab.bench.gpu_launches import LAUNCHES, linear_call
+from blockgate.ops.gated_linear.triton_rows import rows_forward
+from blockgate.ops.gated_linear.triton_tuned import CUTS, _tuned
 
 SLOW = os.environ.get("BLOCKGATE_SLOW") == "1"
 # What `make test` compiles; all of it takes minutes.
-EVERYWHERE = ("scores", "select margin", "bfloat16 few rows", "packed few rows", "bfloat16 many rows")
+EVERYWHERE = (
+    "scores",
+    "select margin",
+    "bfloat16 few rows",
+    "bfloat16 few rows, shared",
+    "packed few rows",
+    "bfloat16 many rows",
+)
 SAMPLE = {
     "sm_80": (
         *EVERYWHERE,
@@ -79,3 +89,49 @@ def test_float_atomics_would_be_seen():
     for target in ("sm_80", "gfx942"):
         (compiled,) = compile_launches(lambda: kernel[(1,)](given, given), target)
         assert compiled.float_atomics
+
+
+def test_a_ramp_of_few_rows_compiles_two_variants():
+    def ramp():
+        for density in (1.0, 0.7, 0.5, 0.25, 0.1):
+            linear_call(1, torch.bfloat16, density=density, backward=False, out_features=768, in_features=3072)()
+
+    names = [kernel.kernel for kernel in compile_launches(ramp, "sm_80")]
+    assert sorted(names) == ["add_parts", "rows_forward", "rows_forward"]
+
+
+# What of CUTS a call chooses among.
+TUNED = {
+    "one row": (linear_call(1, torch.float16, (64, 16), backward=False), ("rows_forward",)),
+    "many rows": (linear_call(512, torch.float16), tuple(CUTS)[1:]),
+}
+
+
+@pytest.mark.parametrize("call", TUNED if SLOW else ["one row"])
+def test_every_cut_compiles_and_the_choice_is_kept(call, monkeypatch, executed):
+    monkeypatch.setenv("BLOCKGATE_TRITON_AUTOTUNE", "1")
+    launch, names = TUNED[call]
+    counts = []
+    for _ in range(2):
+        # As in a new process: what was chosen is found on disk.
+        _tuned.cache_clear()
+        kernels = Counter(kernel.kernel for kernel in compile_launches(launch, "sm_80"))
+        counts.append({name: kernels[name] for name in names})
+    _tuned.cache_clear()
+    assert counts == [{name: len(CUTS[name]) for name in names}, dict.fromkeys(names, 1)]
+    executed(f"cuts that can be tuned, compiled: {sum(counts[0].values())}")
+
+
+def test_a_ramp_is_tuned_once(monkeypatch):
+    monkeypatch.setenv("BLOCKGATE_TRITON_AUTOTUNE", "1")
+    monkeypatch.setitem(CUTS, "rows_forward", CUTS["rows_forward"][:2])
+    _tuned.cache_clear()
+
+    def ramp():
+        for density in (1.0, 0.6, 0.3, 0.1):
+            linear_call(1, torch.float16, (64, 16), density, backward=False)()
+
+    kernels = compile_launches(ramp, "sm_80")
+    timed = len(_tuned(rows_forward).cache)
+    _tuned.cache_clear()
+    assert (len(kernels), timed) == (2, 1)

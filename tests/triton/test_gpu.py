@@ -21,6 +21,7 @@ pytestmark = [
 CHECKS = {
     "selection": lambda: checks.check_selection([(1, 1, 1), (3, 24, 96), (2, 384, 96), (2, 1, 5000)]),
     "few rows": lambda: checks.check_linear([0, 1, 3, 16]),
+    "shared": checks.check_shared,
     "many rows": lambda: checks.check_linear([17, 32, 65, 130, 1000]),
     "large": lambda: checks.check_linear([2000], ((1024, 768, (256, 16)), (768, 1024, (128, 128)))),
     "float16": lambda: checks.check_linear([3, 130], dtype=torch.float16),

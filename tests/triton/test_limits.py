@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 from blockgate.grid import BlockGrid
 from blockgate.ops.gated_linear import triton as linear
+from blockgate.ops.gated_linear.triton_cut import few_rows
 from blockgate.ops.gpu import NotServedError
 
 
@@ -60,3 +61,20 @@ def test_lists_that_32_bits_cannot_count(call):
 def test_more_gates_than_32_bits_count():
     with pytest.raises(NotServedError, match="2147483648 gates in one call"):
         forward(*problem(1 << 21, 1 << 10, 1 << 10, (8, 8), 1 << 10))
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape", "open_", "splits"),
+    [
+        (1, (768, 3072), 0.5, 3),
+        (1, (768, 3072), 1.0, 6),
+        (1, (768, 3072), 0.25, 1),  # short sums
+        (1, (4096, 11008), 0.5, 2),
+        (1, (6144, 1536), 1.0, 1),  # enough programs
+        (16, (768, 3072), 1.0, 1),
+        (4, (768, 3072), 1.0, 2),
+    ],
+)
+def test_when_programs_share_the_open_blocks_of_an_output(rows, shape, open_, splits):
+    grid = BlockGrid(*shape, (256, 16))
+    assert few_rows(rows, int(grid.num_blocks * open_), grid, 2).splits == splits

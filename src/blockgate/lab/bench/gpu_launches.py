@@ -104,7 +104,8 @@ def _gru() -> None:
     state, scored, options = _meta(rows, size), _meta(6 * 32, 128), ((0, 128), block, selection, "margin")
     weight = _meta(3 * size, size)
     kept = gru.gated_gru(_meta(steps, rows, 3 * size), state, weight, None, scored, None, None, None, *options)
-    gru.gated_gru_backward(weight, scored, None, state, *kept, kept[0], *options, True)
+    backward: Any = gru.gated_gru_backward
+    backward(weight, scored, None, state, *kept, kept[0], *options, True)
 
 
 LAUNCHES: dict[str, Callable[[], None]] = {
@@ -119,6 +120,8 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "float32 few rows": linear_call(1, torch.float32, backward=False),
     "float16 few rows": linear_call(1, torch.float16, backward=False),
     "bfloat16 few rows": linear_call(1, torch.bfloat16, backward=False),
+    # Several programs share the open blocks of an output.
+    "bfloat16 few rows, shared": linear_call(1, torch.bfloat16, backward=False, out_features=768, in_features=3072),
     "float32 many rows": linear_call(4096, torch.float32),
     "float16 many rows": linear_call(4096, torch.float16),
     "bfloat16 many rows": linear_call(4096, torch.bfloat16),

@@ -15,14 +15,14 @@ import torch
 import triton
 import triton.language as tl
 
+from blockgate.ops.gated_linear.triton_cut import WORD
 from blockgate.ops.gpu import NotServedError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["WORD", "Lists", "by_entry", "list_rows"]
+__all__ = ["Lists", "by_entry", "list_rows"]
 
-WORD = 32
 _AT_ONCE = 256
 
 

@@ -1,6 +1,7 @@
 """The gated product of a few rows: every program walks the open blocks of one row and some outputs, as decoding needs.
 
-Weights are read in place or from packed blocks; `FORMAT` says how. Nothing is grouped and nothing is written twice.
+Weights are read in place or from packed blocks; `FORMAT` says how. Nothing is grouped. Where too few programs would
+run, several share the open blocks of an output, and a second kernel adds their sums in a fixed order.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import triton.language as tl
 
 from blockgate.ops import gpu
 
-__all__ = ["FORMATS", "rows_forward", "weight_at"]
+__all__ = ["FORMATS", "add_parts", "rows_forward", "weight_at"]
 
 # How a weight is stored: rows of a matrix, or one of `blockgate.formats`.
 FORMATS = ("matrix", *gpu.FORMATS)
@@ -43,7 +44,7 @@ def weight_at(
     return tl.load(weight + (panel + k) * 16 + o % 16, mask=mask, other=0.0).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["entries"])
+@triton.jit(do_not_specialize=["entries", "splits"])
 def rows_forward(
     x,
     weight,
@@ -53,6 +54,7 @@ def rows_forward(
     indices,
     y,
     entries,
+    splits,
     out_features,
     in_features,
     block_out,
@@ -71,8 +73,13 @@ def rows_forward(
     OUTPUTS: tl.constexpr,
     SCAN: tl.constexpr,
 ):
-    """Program (n, i, part): OUTPUTS outputs of row of blocks i for row n, AT_ONCE open blocks at a time."""
+    """Program (n, i, part): OUTPUTS outputs of row of blocks i for row n, AT_ONCE open blocks at a time.
+
+    With `splits` above 1, that many programs in turn share the open blocks of each part, and y is float32, (splits, N,
+    m): the sum of each, for `add_parts`.
+    """
     n, i = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    split = tl.program_id(2) % splits
     # Where the entries of this row of blocks lie: for ascending indices exactly; a cover of them for others.
     low, high, wrong = entries, 0, 0
     for first in range(0, entries, SCAN):
@@ -84,12 +91,16 @@ def rows_forward(
         mine = there & (block >= i * in_blocks) & (block < (i + 1) * in_blocks)
         low = tl.minimum(low, tl.min(tl.where(mine, e, entries)))
         high = tl.maximum(high, tl.max(tl.where(mine, e + 1, 0)))
+    # The share of this program: as many entries as the others have, in whole steps.
+    share = tl.cdiv(tl.cdiv(tl.maximum(high - low, 0), splits), AT_ONCE) * AT_ONCE
+    low += split * share
+    high = tl.minimum(high, low + share)
     # NaN or inf anywhere in the row spoils all of its outputs; so does an index outside of the grid.
     for first in range(0, in_features, SCAN):
         k = first + tl.arange(0, SCAN)
         value = tl.load(x + n * stride_xn + k.to(tl.int64) * stride_xk, mask=k < in_features, other=0.0).to(tl.float32)
         wrong = tl.maximum(wrong, tl.max((tl.abs(value) < float("inf")).to(tl.int32) ^ 1))
-    o = tl.program_id(2) * OUTPUTS + tl.arange(0, OUTPUTS)
+    o = tl.program_id(2) // splits * OUTPUTS + tl.arange(0, OUTPUTS)
     out = i * block_out + o
     in_output = (o < block_out) & (out < out_features)
     lane = tl.arange(0, AT_ONCE * BLOCK_IN)
@@ -123,6 +134,18 @@ def rows_forward(
         total += w * value[None, :]
     result = tl.sum(total, 1)
     if HAS_BIAS:
-        result += tl.load(bias + out, mask=in_output, other=0.0).to(tl.float32)
+        added = tl.load(bias + out, mask=in_output, other=0.0).to(tl.float32)
+        result += tl.where(split == 0, added, 0.0)
     result = tl.where(wrong != 0, float("nan"), result)
-    tl.store(y + n * out_features + out, result.to(y.dtype.element_ty), mask=in_output)
+    row = split * tl.num_programs(0).to(tl.int64) + n
+    tl.store(y + row * out_features + out, result.to(y.dtype.element_ty), mask=in_output)
+
+
+@triton.jit(do_not_specialize=["parts"])
+def add_parts(sums, y, size, parts, SIZE: tl.constexpr):
+    """y (size): the sum of sums (parts, size), part after part."""
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    total = tl.zeros([SIZE], tl.float32)
+    for part in range(parts):
+        total += tl.load(sums + part * size + at, mask=at < size, other=0.0)
+    tl.store(y + at, total.to(y.dtype.element_ty), mask=at < size)
