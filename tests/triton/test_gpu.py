@@ -45,6 +45,13 @@ def test_kernels_equal_the_reference(name):
         CHECKS[name]()
 
 
+def test_the_fastest_cuts_equal_the_reference(monkeypatch, tmp_path):
+    monkeypatch.setenv("BLOCKGATE_TRITON_AUTOTUNE", "1")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    with torch.device("cuda"):
+        checks.check_linear([3, 130], ((768, 1024, (256, 16)),))
+
+
 def layer_and_input():
     layer = bg.DynamicSparseLinear(768, 1024, block_size=(256, 16), sparsity=0.75, device="cuda")
     return layer, torch.randn(500, 768, device="cuda")
@@ -99,8 +106,9 @@ def test_half_precision(kind, dtype, autocast):
     features.check_half_precision(kind, "cuda", dtype, autocast)
 
 
-def test_a_cuda_graph_captures_a_sequence():
-    layer = bg.DynamicSparseLSTM(64, 64, block_size=(64, 8), device="cuda").eval()
+@pytest.mark.parametrize("form", [bg.DynamicSparseLSTM, bg.DynamicSparseGRU])
+def test_a_cuda_graph_captures_a_sequence(form):
+    layer = form(64, 64, block_size=(64, 8), device="cuda").eval()
     x = torch.randn(5, 4, 64, device="cuda")
     with torch.inference_mode():
         want, _ = layer(x)
