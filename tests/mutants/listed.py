@@ -120,7 +120,11 @@ NATIVE = [
         "host/format_bfloat16.cpp", "(bits + 0x7fff + ((bits >> 16) & 1))", "((bits >> 16) & 1)", "1u", "tests/formats"
     ),
     _native(
-        "isa/format_float16.h", "depth * PANEL; i", "depth * PANEL", "(depth - 1) * PANEL", "tests/ops/test_packed.py"
+        "host/format_float16.cpp",
+        "Half(weight[k]).x",
+        "weight[k]",
+        "weight[k] * 0.9999f",
+        "tests/formats/test_formats.py",
     ),
     # Checks, and what runs where.
     _native(
