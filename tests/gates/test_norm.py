@@ -11,7 +11,9 @@ from torch import nn
 
 import blockgate as bg
 from blockgate.gates import make_gate
+from blockgate.gates.norm import column_norms
 from blockgate.grid import BlockGrid, open_blocks
+from blockgate.runtime.packed import PackedBlocks
 from blockgate.spec import GateSpec
 from tests.helpers import assert_close, raises_blockgate
 
@@ -142,3 +144,32 @@ def test_blocks_may_be_larger_than_the_weight():
     fitting.load_state_dict(wide.state_dict())
     x = torch.randn(3, 24)
     torch.testing.assert_close(wide(x), fitting(x), rtol=0, atol=0)
+
+
+def test_another_weight_in_the_same_memory_is_seen():
+    """A weight that takes the place of one that is gone often lies where that one lay."""
+    layer = bg.DynamicSparseLinear(8, 8, gate="norm", block_size=(4, 1), sparsity=0.5).eval()
+    x = torch.randn(2, 8)
+    with torch.no_grad():
+        for _ in range(300):
+            del layer.weight
+            layer.weight = nn.Parameter(torch.randn(8, 8))
+            layer.gates(x)
+            assert_close(layer.gate.norms, column_norms(layer.weight, layer.grid))
+
+
+def test_blocks_that_are_loaded_have_their_own_norms(monkeypatch):
+    """The weight that blocks stand for is made for a moment, often where that of other blocks was made before."""
+    memory, right = torch.zeros(8, 8).numpy(), PackedBlocks.weight
+
+    def weight(self):
+        memory[:] = right(self).numpy()
+        return torch.from_numpy(memory)
+
+    monkeypatch.setattr(PackedBlocks, "weight", weight)
+    one, other = (bg.DynamicSparseLinear(8, 8, gate="norm", block_size=(4, 4), sparsity=0.5).eval() for _ in range(2))
+    twin = bg.pack(one, "float32")
+    with torch.no_grad():
+        for layer in (one, other, one):
+            twin.load_state_dict(bg.pack(layer, "float32").state_dict())
+            torch.testing.assert_close(twin.gate.norms, column_norms(layer.weight, layer.grid))

@@ -42,6 +42,7 @@ class NormGate(Gate):
         ones = torch.ones(grid.out_blocks, grid.in_features, device=place.get("device"), dtype=place.get("dtype"))
         self.register_buffer("norms", ones, persistent=False)
         self._seen: tuple[Any, ...] | None = None
+        self._held: Tensor | None = None
 
     def _take(self, spec: GateSpec) -> None:
         given = {
@@ -112,9 +113,16 @@ class NormGate(Gate):
         fixed = not (self.training or torch.is_grad_enabled()) and not weight.is_inference()
         seen = (weight.data_ptr(), weight._version, weight.shape, weight.dtype) if fixed else None
         if seen is None or seen != self._seen:
-            norms = column_norms(weight, self.grid)
-            self.norms = norms if norms.is_meta or self.norms.is_meta else norms.to(self.norms.device)
-            self._seen = seen
+            self.see_once(weight)
+            # Held memory keeps its address from being given to another weight.
+            self._seen, self._held = seen, None if seen is None else weight.detach()
+
+    @torch.no_grad()
+    def see_once(self, weight: Tensor) -> None:
+        """Takes the norms of a weight that is gone after this call."""
+        norms = column_norms(weight, self.grid)
+        self.norms = norms if norms.is_meta or self.norms.is_meta else norms.to(self.norms.device)
+        self._seen = self._held = None
 
     def reset_near_dense(self, weight: Tensor | None = None) -> None:
         """Nothing to set but the norms of `weight`: with all blocks open it is dense."""
@@ -132,7 +140,7 @@ class NormGate(Gate):
 
     def __getstate__(self) -> dict[str, Any]:
         # Memory of a copy may lie where that of another weight lay.
-        return {**self.__dict__, "_seen": None}
+        return {**self.__dict__, "_seen": None, "_held": None}
 
 
 def column_norms(weight: Tensor, grid: BlockGrid) -> Tensor:

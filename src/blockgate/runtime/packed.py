@@ -316,4 +316,4 @@ def _see_packed(layer: nn.Module, *_: object) -> None:
     """Tells the gate of the weight as it is packed; most kinds don't look at it."""
     gate, packed = cast("Gate", layer.gate), cast("PackedBlocks", layer.packed)
     if not gate.num_scores:
-        gate.see(packed.weight())
+        getattr(gate, "see_once", gate.see)(packed.weight())
