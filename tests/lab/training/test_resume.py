@@ -91,6 +91,7 @@ RUNS = {
         "slowness": 1.0,
         "schedule": ScheduleConfig(kind="cosine"),
     },
+    "adam-averaged": {"optimizer": OptimizerConfig(kind="adam", lr=0.01, average_from=1.5), "ramp": RAMP},
     "asgd": {"optimizer": OptimizerConfig(kind="asgd", lr=50.0, clip=0.25, average_after=0), "epochs": 4},
 }
 
@@ -99,8 +100,13 @@ RUNS = {
 def test_a_run_that_crashes_again_and_again_ends_the_same(name, tmp_path):
     texts = write_texts(tmp_path / "texts", train=700, other=120)
     expected = crash_and_resume(tiny_text_run(texts, tmp_path, **RUNS[name]), tmp_path, (3, 1, 12, 7))
-    if name == "asgd":
-        assert expected[1]["training"]["hooks"][0]["count"] > 1
+    if name in {"asgd", "adam-averaged"}:
+        average = expected[1]["training"]["hooks"][-1]
+        assert average["count"] > 1
+        # The best model is the averaged one.
+        assert expected[2]["epoch"] < 2 or torch.equal(
+            next(iter(average["means"].values())), next(iter(expected[2]["model"].values()))
+        )
 
 
 def annealed(run):

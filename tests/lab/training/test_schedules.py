@@ -122,6 +122,21 @@ def test_averages_begin_when_validation_stops_improving():
         assert model.weight.item() == 6.0
 
 
+def test_averages_begin_after_a_number_of_updates():
+    model = nn.Linear(1, 1, bias=False)
+    average = WeightAverage(model, patience=0, begin=2)
+    for value, mean in ((100.0, 100.0), (1.0, 1.0), (2.0, 1.5), (6.0, 3.0)):
+        nn.init.constant_(model.weight, value)
+        average.after_update()
+        average.after_epoch(value)
+        copy = WeightAverage(model, patience=0, begin=2)
+        copy.load_state_dict(average.state_dict())
+        average = copy
+        with average.evaluation():
+            assert_close(model.weight.detach(), torch.tensor([[mean]]))
+        assert model.weight.item() == value
+
+
 @pytest.mark.parametrize(("every", "steps"), [("epoch", 4), ("update", 40)])
 def test_ramps_count_epochs_or_updates(every, steps):
     model = bg.DynamicSparseLinear(8, 8, block_size=2, sparsity=0.8)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from blockgate.errors import invalid
 from blockgate.lab.reproduce.kinds import KINDS, Kind
 from blockgate.lab.training.config import Run
 
-__all__ = ["NO_DROPOUT", "Arm", "at_sparsities", "run_of", "without_dropout"]
+__all__ = ["NO_DROPOUT", "Arm", "at_sparsities", "check_dropouts", "run_of", "without_dropout"]
 
 # Dropout that serves one kind harms another, so each may go without: kinds with this at their end.
 NO_DROPOUT = "-no-dropout"
@@ -67,14 +68,30 @@ def without_dropout(task: str, scale: str, percents: Sequence[int], *kinds: str)
     return [Arm(task, f"dense{NO_DROPOUT}"), *at_sparsities(task, percents, *(f"{kind}{NO_DROPOUT}" for kind in kinds))]
 
 
-def run_of(arm: Arm, base: Any, words: int = 0) -> Run:
+def check_dropouts(dropouts: Mapping[str, float], arms: Sequence[Arm]) -> None:
+    """Raises unless these are shares by the kinds of arms, which belong to language models."""
+    kinds = {arm.kind: None for arm in arms if arm.kind == arm.family}
+    for kind, share in dropouts.items():
+        if kind not in kinds or not 0 <= share < 1:
+            raise invalid(
+                "--dropout",
+                expected=f"shares in [0, 1) of the kinds {', '.join(kinds)}",
+                got=f"{kind} {share:g}",
+                remedy="Such as --dropout dense 0.5; see --list for the arms.",
+            )
+
+
+def run_of(arm: Arm, base: Any, words: int = 0, dropouts: Mapping[str, float] | None = None) -> Run:
     """The run that trains an arm: that of its task, with what its kind changes and nothing else.
 
     Args:
         arm: which.
         base: the run of its task and scale.
         words: size of the vocabulary; for small dense models, whose width depends on what the head costs.
+        dropouts: those of some kinds, by the name of the kind.
     """
+    if dropouts and arm.kind in dropouts:
+        base = replace(base, model=replace(base.model, dropout=dropouts[arm.kind]))
     if arm.kind != arm.family:
         base = replace(base, model=replace(base.model, dropout=0.0))
     made: Run = arm.facts.run(base, arm.sparsity, words)

@@ -25,7 +25,7 @@ def mean_density(results: Sequence[dict[str, Any]]) -> float | None:
 
 def open_share(arm: Arm, results: Sequence[dict[str, Any]]) -> str:
     """Such as "10.2%"; empty for dense arms, which have all of their weights."""
-    return "" if arm.percent is None or arm.family == "small" or not results else to_percent(mean_density(results))
+    return "" if arm.percent is None or arm.facts.is_small or not results else to_percent(mean_density(results))
 
 
 def asked_and_open(arm: Arm, results: Sequence[dict[str, Any]]) -> str:

@@ -27,6 +27,7 @@ class Experiment:
         draw: for a figure: draws it from the trained models into a folder, and returns the report in Markdown.
         more: makes further sections of the report, in Markdown, from the arms that have results and their results, and
             draws what belongs to them into a folder.
+        seeds: how many runs at least some arms have, by their names; all others one, or as many as are asked for.
         levels: valid perplexities for which the report says how long training took to reach them; none: no such part.
         paper: the numbers that the paper prints, by the names of arms: test perplexity, or test error as a share.
     """
@@ -37,5 +38,6 @@ class Experiment:
     arms: Callable[[str], list[Arm]]
     draw: Callable[[dict[Arm, Trained], Path], str] | None = None
     more: Callable[[Sequence[Arm], dict[str, list[dict[str, Any]]], Path], str] | None = None
+    seeds: Mapping[str, int] = field(default_factory=dict)
     levels: tuple[float, ...] = ()
     paper: Mapping[str, float] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,6 +22,9 @@ __all__ = ["KINDS", "Kind", "dense_run", "pack_blocks", "pruned_run", "square"]
 # What slow gates learn at, as a share of the learning rate: more of them depend on the input then.
 SLOW_GATE_RATE = 0.3
 
+# Gated models with square blocks, whose multiply-adds small dense models of the kind "small" have.
+SQUARE_KINDS = ("dynamic", "dynamic-best", "dynamic-slow")
+
 # The paper prunes every 3 epochs between 1 and 25 of 55; other runs at the same shares of their epochs.
 AGP_BEGIN, AGP_END, AGP_EVERY, AGP_EPOCHS = 1, 25, 3, 55
 
@@ -35,6 +38,7 @@ class Kind:
         run: makes the run of an arm from that of its task, the sparsity, and the size of the vocabulary.
         look: colour and mark in pictures; None to be left out of them.
         is_dynamic: whether its gates choose blocks for every input.
+        is_small: whether it is a dense model that was made smaller until it costs what a gated one does.
         changes_recipe: whether it may differ from other arms in more than the kind of its matrices.
         pack: makes a model ready for inference with weights of a format, as `blockgate.pack`, `screened` included.
         other_ways: further ways to run a model, by the names of their columns.
@@ -44,6 +48,7 @@ class Kind:
     run: Callable[[Any, float, int], Any]
     look: tuple[str, str] | None = None
     is_dynamic: bool = False
+    is_small: bool = False
     changes_recipe: bool = False
     pack: Callable[..., nn.Module] = pack
     other_ways: Mapping[str, Callable[[nn.Module], nn.Module]] = field(default_factory=dict)
@@ -100,11 +105,11 @@ def _static_run(base: Any, sparsity: float, words: int) -> Any:  # noqa: ARG001
     return replace(dense_run(base), model=replace(base.model, matrices="static", gate=gate))
 
 
-def _small_run(base: Any, sparsity: float, words: int) -> Any:
-    """A dense model with at least the multiply-adds of the dearest dynamic one: rounding to whole blocks differs."""
-    dynamic = [kind.run(base, sparsity, words).model for kind in KINDS.values() if kind.is_dynamic]
+def _small_run(base: Any, sparsity: float, words: int, *, against: Sequence[str] = SQUARE_KINDS) -> Any:
+    """A dense model with at least the multiply-adds of the dearest of some kinds: rounding to whole blocks differs."""
+    gated = [KINDS[kind].run(base, sparsity, words).model for kind in against]
     with torch.device("meta"):
-        macs = max(count_costs(LanguageModel(model, words)).macs for model in dynamic)
+        macs = max(count_costs(LanguageModel(model, words)).macs for model in gated)
     made = dense_run(base)
     return replace(made, model=small_dense(made.model, words, macs))
 
@@ -141,5 +146,11 @@ KINDS: dict[str, Kind] = {
         label="AGP of whole blocks", run=partial(pruned_run, blocks=True), look=("#CC79A7", "P"), pack=pack_blocks
     ),
     "static": Kind(label="static blocks", run=_static_run, look=("#009E73", "X"), pack=pack_blocks),
-    "small": Kind(label="small dense of equal MACs", run=_small_run, look=("#999999", "^")),
+    "small": Kind(label="small dense of equal MACs", run=_small_run, look=("#999999", "^"), is_small=True),
+    "small-margin": Kind(
+        label="small dense of the MACs of margin",
+        run=partial(_small_run, against=("margin",)),
+        look=("#999999", "^"),
+        is_small=True,
+    ),
 }

@@ -12,7 +12,7 @@ from blockgate.checkpoint.atomic import write_whole
 from blockgate.errors import invalid
 from blockgate.grid import check_size
 from blockgate.lab.data import load_corpus, load_images
-from blockgate.lab.reproduce.arms import Arm, run_of
+from blockgate.lab.reproduce.arms import Arm, check_dropouts, run_of
 from blockgate.lab.reproduce.clusters import SlurmOptions, make_cluster
 from blockgate.lab.reproduce.curves import draw_curves
 from blockgate.lab.reproduce.experiments import EXPERIMENTS, arms_of, choose_arms
@@ -42,9 +42,14 @@ class Order:
     scale: Literal["tiny", "laptop", "paper"] = "laptop"
     """Sizes of models and length of training."""
     seeds: int = 1
-    """How many runs of each arm; their seeds are 1, 2, ..."""
+    """How many runs of each arm; their seeds are 1, 2, ... (`medium` has two of its dense and 50% arms anyway)."""
     arms: tuple[str, ...] = ()
     """Names of arms, with wildcards as in 'ptb-lstm-*'; all if unset. See --list."""
+    dropout: dict[str, float] = field(default_factory=dict)
+    """Dropout of some kinds of arms, such as: dense 0.5 margin 0.3; that of the config if unset. To compare dropouts of
+    one kind give each its own --output."""
+    average_from: float | None = None
+    """Epochs after which the weights of all arms are averaged over the updates that follow; no averages if unset."""
     jobs: int = 2
     """Arms at once, a process each."""
     threads: int = 1
@@ -90,12 +95,16 @@ def reproduce(order: Order) -> Path:
         raise invalid("--time", expected="a table", got=order.experiment, remedy="Figures show no times.")
     folder = (order.output if order.cluster == "local" else order.output.absolute()) / order.scale
     bases = {task: _base_run(task, order, folder) for task in dict.fromkeys(arm.task for arm in arms)}
+    check_dropouts(order.dropout, [arm for arm in arms if isinstance(bases[arm.task], LanguageModelRun)])
     words = {task: _check_data(base) for task, base in bases.items()}
+    least = EXPERIMENTS[order.experiment].seeds
+    seeds = {arm: max(order.seeds, least.get(arm.name, 1)) for arm in arms}
     jobs = [
-        Job(arm.name, run_of(arm, replace(bases[arm.task], output=output, seed=seed), words[arm.task]))
-        for seed in range(1, order.seeds + 1)
+        Job(arm.name, run_of(arm, replace(bases[arm.task], output=output, seed=seed), words[arm.task], order.dropout))
+        for seed in range(1, max(seeds.values()) + 1)
         for arm in arms
         for output in [folder / arm.name / f"seed-{seed}"]
+        if seed <= seeds[arm]
     ]
     for job in jobs:
         load_result(job.run.output, job.run)
@@ -116,6 +125,8 @@ def _base_run(task: str, order: Order, folder: Path) -> Run:
         base = tiny_run(configs[f"{task}-laptop"], folder / "data")
     else:
         base = configs[f"{task}-{order.scale}"]
+    if order.average_from is not None:
+        base = replace(base, optimizer=replace(base.optimizer, average_from=order.average_from))
     accelerator = base.accelerator if order.scale == "paper" else "cpu"
     return replace(base, accelerator=accelerator, threads=order.threads, data_dir=order.data_dir)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,12 @@ from blockgate.lab.reproduce.timing import BATCHES, SCREENED, part_name
 
 __all__ = ["Point", "draw_quality", "points_of", "quality_section"]
 
+# What gated models are compared with, in the order of the columns: pruned, small dense and dense models.
+RIVALS: tuple[Callable[[Arm], bool], ...] = (
+    lambda arm: arm.family == "agp",
+    lambda arm: arm.facts.is_small,
+    lambda arm: arm.family == "dense",
+)
 # Formats that have panels; bfloat16 is in the tables.
 DRAWN = ("float32", "int8", "int4")
 
@@ -81,8 +87,7 @@ def _rows(points: Sequence[Point], form: str) -> list[list[str]]:
     for ours in best:
         if ours.arm.facts.is_dynamic:
             rivals = [
-                min((p for p in best if _rival(p, ours, kind)), key=lambda p: p.score, default=None)
-                for kind in ("agp", "small", "dense")
+                min((p for p in best if _rival(p, ours, kind)), key=lambda p: p.score, default=None) for kind in RIVALS
             ]
             rows.append([
                 ours.arm.task,
@@ -94,8 +99,8 @@ def _rows(points: Sequence[Point], form: str) -> list[list[str]]:
     return rows
 
 
-def _rival(point: Point, ours: Point, kind: str) -> bool:
-    return point.arm.family == kind and point.arm.task == ours.arm.task and point.seconds <= ours.seconds
+def _rival(point: Point, ours: Point, is_kind: Callable[[Arm], bool]) -> bool:
+    return is_kind(point.arm) and point.arm.task == ours.arm.task and point.seconds <= ours.seconds
 
 
 def _described(point: Point, form: str) -> str:

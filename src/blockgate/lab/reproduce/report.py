@@ -66,7 +66,8 @@ def table(title: str, arms: Sequence[Arm], results: Results, scale: str, times: 
     ]
     dense = {arm.task: results[arm.name][0] for arm in arms if arm.kind == "dense" and results.get(arm.name)}
     rows = [_row(arm, results.get(arm.name, []), dense.get(arm.task), metric) for arm in arms]
-    parts = [f"# {title}, {scale} scale\n", markdown_table(head, rows), NOTES + _about(scale, done)]
+    notes = NOTES + _dropouts(arms, results) + _about(scale, done)
+    parts = [f"# {title}, {scale} scale\n", markdown_table(head, rows), notes]
     if len({arm.percent for arm in arms}) > 2:
         parts.append(_by_sparsity(arms, results, metric))
     parts.append(_against_reference(arms, results, dense, metric))
@@ -107,7 +108,7 @@ def _row(arm: Arm, results: list[dict[str, Any]], dense: dict[str, Any] | None, 
     costs = results[0]["costs"]
     # The dense layers of all arms are alike, but for those of small dense models.
     whole = dense["costs"]["matrix_macs_dense"] if dense else None
-    whole = costs["matrix_macs_dense"] if whole is None and arm.family != "small" else whole
+    whole = costs["matrix_macs_dense"] if whole is None and not arm.facts.is_small else whole
     return [
         *start,
         to_percent(mean_density(results)),
@@ -176,6 +177,19 @@ def _spread(values: list[float], form: str) -> str:
     """The mean, and the standard deviation where there are several."""
     mean = form.format(statistics.mean(values))
     return mean if len(values) == 1 else f"{mean} ± {form.format(statistics.stdev(values))}"
+
+
+def _dropouts(arms: Sequence[Arm], results: Results) -> str:
+    """What dropout each kind has, where those of a task differ by more than their names say."""
+    lines = []
+    for task in dict.fromkeys(arm.task for arm in arms):
+        kinds: dict[str, float] = {}
+        for arm in arms:
+            for result in results.get(arm.name, []) if arm.task == task and arm.kind == arm.family else ():
+                kinds[arm.label] = result["run"].get("model", {}).get("dropout", 0.0)
+        if len(set(kinds.values())) > 1:
+            lines.append(f"- Dropout, {task}: {', '.join(f'{kind} {share:g}' for kind, share in kinds.items())}.\n")
+    return "".join(lines)
 
 
 def _about(scale: str, done: list[dict[str, Any]]) -> str:

@@ -44,6 +44,8 @@ class OptimizerConfig:
     """Largest norm of the whole gradient."""
     average_after: int = 5
     """asgd: epochs without improvement after which averaging begins."""
+    average_from: float | None = None
+    """Epochs after which weights are averaged over all updates that follow, with any optimizer; never if unset."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -181,7 +181,7 @@ class PruningHook(_GradualHook):
 
 
 class WeightAverage(Hook):
-    """Averages the weights over all updates from the moment that validation stops improving (Merity et al., 2017).
+    """Averages the weights over all updates from some update on, or once validation improves no more (Merity, 2017).
 
     torch's AveragedModel would be a second model to evaluate and to save; here the averages take the place of the
     weights during evaluation, so that gates are counted and checkpoints written as ever.
@@ -189,11 +189,13 @@ class WeightAverage(Hook):
     Args:
         model: whose parameters are averaged.
         patience: epochs without improvement after which averaging begins.
+        begin: the number of updates after which it begins instead.
     """
 
-    def __init__(self, model: nn.Module, patience: int) -> None:
+    def __init__(self, model: nn.Module, patience: int, begin: int | None = None) -> None:
         self.parameters = dict(model.named_parameters())
-        self.patience = patience
+        self.patience, self.begin = patience, begin
+        self.updates = 0
         self.best = math.inf
         self.bad_epochs = 0
         self.count = 0
@@ -207,7 +209,10 @@ class WeightAverage(Hook):
     @torch.no_grad()
     def after_update(self) -> None:
         """Takes the weights into the average."""
-        if self.started:
+        self.updates += 1
+        if self.updates == self.begin:
+            self._start()
+        elif self.started:
             self.count += 1
             for name, mean in self.means.items():
                 mean.lerp_(self.parameters[name], 1 / self.count)
@@ -216,9 +221,8 @@ class WeightAverage(Hook):
         """Begins to average when it is time."""
         self.bad_epochs = 0 if score < self.best else self.bad_epochs + 1
         self.best = min(self.best, score)
-        if not self.started and self.bad_epochs > self.patience:
-            self.means = self._copy()
-            self.count = 1
+        if self.begin is None and not self.started and self.bad_epochs > self.patience:
+            self._start()
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
@@ -233,6 +237,9 @@ class WeightAverage(Hook):
         finally:
             self._write(kept)
 
+    def _start(self) -> None:
+        self.means, self.count = self._copy(), 1
+
     def _copy(self) -> dict[str, Tensor]:
         return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
 
@@ -243,11 +250,13 @@ class WeightAverage(Hook):
 
     def state_dict(self) -> dict[str, Any]:
         """Averages and counters."""
-        return {"best": self.best, "bad_epochs": self.bad_epochs, "count": self.count, "means": self.means}
+        counts = {"updates": self.updates, "bad_epochs": self.bad_epochs, "count": self.count}
+        return counts | {"best": self.best, "means": self.means}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a checkpoint."""
         self.best, self.bad_epochs, self.count = state["best"], state["bad_epochs"], state["count"]
+        self.updates = state.get("updates", 0)
         self.means = {name: spread_like(mean, self.parameters[name]) for name, mean in state["means"].items()}
 
 
@@ -263,6 +272,9 @@ def hooks_of(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, updat
         hooks.append(ReviveHook(model, optimizer, run.optimizer.revive))
     if run.pruning.sparsity:
         hooks.append(PruningHook(model, run.pruning, updates_per_epoch))
-    if run.optimizer.kind == "asgd":
+    if run.optimizer.average_from is not None:
+        begin = max(1, round(run.optimizer.average_from * updates_per_epoch))
+        hooks.append(WeightAverage(model, run.optimizer.average_after, begin))
+    elif run.optimizer.kind == "asgd":
         hooks.append(WeightAverage(model, run.optimizer.average_after))
     return hooks

@@ -45,6 +45,7 @@ def check_run(run: Run) -> None:
         "optimizer.weight_decay": run.optimizer.weight_decay,
         "optimizer.clip": run.optimizer.clip or 0.0,
         "optimizer.average_after": run.optimizer.average_after,
+        "optimizer.average_from": run.optimizer.average_from or 0.0,
         "schedule.patience": run.schedule.patience,
         "schedule.warmup": run.schedule.warmup,
         "pruning.begin": run.pruning.begin,
@@ -63,6 +64,15 @@ def check_run(run: Run) -> None:
             got=run.pruning.end,
             remedy="The last pruning must be over before the end.",
         )
+    if run.optimizer.average_from is not None:
+        ends = (run.ramp.end, run.anneal.end, run.pruning.end if run.pruning.sparsity else 0.0)
+        if not max(ends) <= run.optimizer.average_from < run.epochs:
+            raise invalid(
+                "optimizer.average_from",
+                expected=f"from {max(ends):g}, where ramps and pruning end, to less than {run.epochs} epochs",
+                got=run.optimizer.average_from,
+                remedy="Averages of models that were less sparse would be no sparse model.",
+            )
     if run.strategy == "fsdp" and run.pruning.sparsity:
         raise invalid(
             "strategy", expected="auto or ddp with pruning", got="fsdp", remedy="Pruning looks at whole matrices."

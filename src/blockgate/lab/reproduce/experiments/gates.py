@@ -100,7 +100,7 @@ GATES = {
         look=("#D55E00", "*"),
     ),
 }
-KINDS.update(CONTROLS | GATES)
+KINDS.update(CONTROLS | {name: replace(kind, is_dynamic=True) for name, kind in GATES.items()})
 
 # In pictures: the former default and the present one.
 COMPARED = ("dynamic-best", "margin")
