@@ -79,7 +79,7 @@ def test_table1_is_complete():
 def test_mnist_and_the_figures():
     assert names("mnist") == ["mnist-dense", "mnist-dynamic-90", "mnist-dynamic-best-90"]
     assert names("figure1") == names("mnist")[1:]
-    dynamic = [name for name in names("table1") + names("table2") if "-dynamic-" in name]
+    dynamic = [name for name in names("table1") + names("table2") if "-dynamic-" in name or "-margin-" in name]
     assert names("figure2") == dynamic
 
 
