@@ -2,8 +2,8 @@
 
     python docs/pictures/draw.py
 
-Gates are computed by blockgate from made-up scores; times come from the result file of benchmarks/block_size.py, and
-times and perplexities from those of `blockgate reproduce wide --time`.
+Gates are computed by blockgate from made-up scores. Times and perplexities come from the result files of
+benchmarks/block_size.py and benchmarks/quality_and_time.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import blockgate as bg
 from blockgate.ops import topk_gates
 
 HERE = Path(__file__).parent
-STUDY = HERE.parents[1] / "benchmarks" / "study" / "laptop"
+QUALITY = HERE.parents[1] / "benchmarks" / "results" / "quality-and-time_epyc-zen5_2-threads.json"
 TIMES = HERE.parents[1] / "benchmarks" / "results" / "block-size_epyc-zen3_2-threads.json"
 
 # Load average from which on the picture tells of it.
@@ -221,43 +221,51 @@ def draw_block_size(data: dict[str, Any]) -> str:
     return picture.svg()
 
 
-def draw_quality(study: Path) -> str:
-    """Perplexity against the time of a token, whole model, each kind packed alike."""
-    picture = Picture(720, 330, "Test perplexity against microseconds a token")
-    data = json.loads((study / "times-wide.json").read_text())
-    arms = (
-        ("ptb-wide-dense", "float32", "dense, float32", INK),
-        ("ptb-wide-dense", "int8", "dense, int8", INK),
-        ("ptb-wide-agp-50", "int8", "50% pruned, int8", "#e64a19"),
-        ("ptb-wide-dynamic-best-no-dropout-50", "int8", "50% gated, int8", OPEN_DARK),
-        ("ptb-wide-dynamic-best-no-dropout-90", "int8", "90% gated, int8", OPEN_DARK),
+def draw_quality(data: dict[str, Any]) -> str:
+    """Time of one word, whole model, as bars, and beside it the test perplexity of the same model as dots."""
+    picture = Picture(720, 350, "Milliseconds a word and test perplexity of language models: dense, pruned and gated")
+    records = {record["name"]: record for record in data["results"]}
+    fp32 = min((name for name in records if name.startswith("torch fp32")), key=lambda n: records[n]["median"])
+    rows = (
+        (fp32, "dense, torch float32", INK),
+        ("torch int8 dynamic", "dense, torch int8", INK),
+        ("ONNX Runtime int8", "dense, ONNX Runtime int8", INK),
+        ("blockgate int8, dense", "dense, packed int8", INK),
+        ("blockgate int8, 50% of the weights pruned", "50% of weights pruned, packed int8", "#e64a19"),
+        ("blockgate int8, 90% of the blocks pruned", "90% of blocks pruned, packed int8", "#e64a19"),
+        ("blockgate int8, gated, 50% closed", "50% gated, packed int8", OPEN_DARK),
+        ("blockgate int8, gated, 90% closed", "90% gated, packed int8", OPEN_DARK),
     )
-    points = []
-    for arm, engine, words, colour in arms:
-        result = json.loads((study / arm / "seed-1.json").read_text())
-        costs, score = result["costs"], data["quality"][arm].get(engine, result["test"]["perplexity"])
-        if costs["gate_macs"]:
-            words += f" ({(costs['matrix_macs'] - costs['gate_macs']) / costs['matrix_macs_dense']:.0%} open)"
-        points.append((data["seconds"][arm][engine]["model"]["median"] * 1e6, score, words, colour))
-    left, top, width, height, most, low, high = 70, 50, 610, 210, 2500, 150, 175
-    for tick in range(low, high + 1, 5):
-        y = top + height * (high - tick) / (high - low)
-        picture.line([(left, y), (left + width, y)], CLOSED)
-        picture.text(left - 8, y + 4, str(tick), anchor="end", size=11)
-    for tick in range(0, most + 1, 500):
-        picture.text(left + width * tick / most, top + height + 18, str(tick), size=11)
-    for time, score, words, colour in points:
-        x, y = left + width * time / most, top + height * (high - score) / (high - low)
-        picture.dot(x, y, colour)
-        past = time > most / 2
-        picture.text(x - 9 if past else x + 9, y + 4, words, anchor="end" if past else "start", colour=colour)
-    picture.line([(left, top + height), (left + width, top + height)], FAINT)
-    picture.text(left, 24, "test perplexity: lower is better", anchor="start", size=12)
-    picture.text(left + width, top + height + 38, "microseconds a token, whole model: further left is faster",
-                 anchor="end", size=12)  # fmt: skip
-    where = f"one epoch, one seed; {data['machine']['cpu']}, {data['machine']['threads']} thread"
-    picture.text(left + width / 2, 318, f"LSTM language model of 2 x 768, Penn Treebank, {where}", colour="#607d8b",
-                 size=11)  # fmt: skip
+    left, width, most, top, step = 250, 190, 0.3, 64, 29
+    right, wide, low, high = 500, 190, 140, 240
+    picture.text(left, 24, "ms a word: shorter is faster", anchor="start", size=12)
+    picture.text(right, 24, "test perplexity: further left is better", anchor="start", size=12)
+    bottom = top + step * len(rows) - 8
+    for tenth in range(4):
+        x = left + width * tenth / 10 / most
+        picture.line([(x, top - 10), (x, bottom)], CLOSED)
+        picture.text(x, top - 18, f"{tenth / 10:.1f}", size=11)
+    for tick in range(low, high + 1, 20):
+        x = right + wide * (tick - low) / (high - low)
+        picture.line([(x, top - 10), (x, bottom)], CLOSED)
+        picture.text(x, top - 18, str(tick), size=11)
+    for number, (name, words, colour) in enumerate(rows):
+        y = top + step * number
+        milliseconds, score = records[name]["median"] * 1e3, records[name]["perplexity"]
+        picture.text(left - 10, y + 10, words, anchor="end", colour=colour)
+        length = width * min(1.0, milliseconds / most)
+        picture.box(left, y, length, 14, colour)
+        if milliseconds > most:  # cut, and said so
+            picture.line([(left + length - 16, y + 18), (left + length - 8, y - 4)], "#ffffff")
+            picture.line([(left + length - 12, y + 18), (left + length - 4, y - 4)], "#ffffff")
+        picture.text(left + length + 5, y + 11, f"{milliseconds:.2f}", anchor="start", size=11)
+        x = right + wide * (score - low) / (high - low)
+        picture.dot(x, y + 7, colour)
+        picture.text(x + 8, y + 11, f"{score:.0f}", anchor="start", size=11)
+    machine = f"{data['machine']['cpu']}, {data['machine']['threads']} threads"
+    picture.text(360, 316, "LSTM language model of 2 x 768, Penn Treebank, one epoch of training, seed 1",
+                 colour="#607d8b", size=11)  # fmt: skip
+    picture.text(360, 334, f"One word at a time, whole model; {machine}", colour="#607d8b", size=11)
     return picture.svg()
 
 
@@ -265,7 +273,7 @@ def main(output: Path, times: Path) -> None:
     """Writes all pictures."""
     output.mkdir(parents=True, exist_ok=True)
     drawn = {"grid": draw_grid(), "inputs": draw_inputs(), "select": draw_select(), "ramp": draw_ramp()}
-    drawn["quality"] = draw_quality(STUDY)
+    drawn["quality"] = draw_quality(json.loads(QUALITY.read_text()))
     drawn["block-size"] = draw_block_size(json.loads(times.read_text()))
     for name, text in drawn.items():
         part = output / f".{name}.part"
