@@ -54,15 +54,14 @@ class GateSpec:
     """Width of a hidden ReLU layer in the gate; None for none, as in the paper."""
     gate: str | None = None
     """"margin", "topk", "eq1" (the paper's: topk with mean and global), "norm" (no parameters), "softmax_sum",
-    "sigmoid", or one of yours. If unset, margin; or topk where `normalise` is given, which is an option of topk only.
-    Kept as the name."""
+    "sigmoid", or one of yours. If unset, margin; or topk if `normalise` is given, which is an option of topk only."""
     normalise: str | None = None
-    """Of topk, what the gates are scaled to: "rms" 1 (if unset), "mean" 1, or "none"."""
+    """For topk, what the gates are scaled to: "rms" 1 (the default), "mean" 1, or "none"."""
     select: str | None = None
-    """Of margin and topk: "per_row" opens as many in every row of blocks, "global" chooses among all. If unset, per row
-    where a row has at least 4 blocks."""
+    """For margin and topk: "per_row" opens the same number in every row of blocks, "global" chooses among all.
+    If unset, "per_row" where rows have at least 4 blocks, else "global"."""
     near_dense: bool = False
-    """Whether gates start near 1, as `from_dense` and `sparsify_` make them for weights that were trained without."""
+    """Whether gates start near 1, for weights that were trained without gates; `from_dense` and `sparsify_` set it."""
     backend: str = "auto"
     """Which code computes: "auto", "reference", "cpu" or "triton"; a named one that can't run raises."""
 

@@ -41,10 +41,10 @@ class DynamicSparseLinear(RunnableLinear):
         gate_hidden: width of a hidden ReLU layer in the gate; None for none, as in the paper.
         gate: "margin" (if unset), "topk", "eq1" (the paper's: topk with mean and global), "norm" (no parameters),
             "softmax_sum" or "sigmoid".
-        normalise: of topk, what the gates are scaled to: "rms" 1 (if unset), "mean" 1, or "none".
-        select: of margin and topk, "per_row" opens as many in every row of blocks, "global" chooses among all. If
-            unset, per row where a row has at least 4 blocks.
-        near_dense: whether gates start near 1, for weights that were trained without; `from_dense` does so.
+        normalise: for topk, what the gates are scaled to: "rms" 1 (the default), "mean" 1, or "none".
+        select: for margin and topk, "per_row" opens the same number in every row of blocks, "global" chooses among all
+            blocks. If unset, "per_row" where rows have at least 4 blocks, else "global".
+        near_dense: whether gates start near 1, for weights that were trained without gates; `from_dense` sets it.
         backend: "auto", "reference", "cpu" or "triton"; a named one that can't run raises.
     """
 
