@@ -4,13 +4,14 @@ Weights and text are those of benchmarks/norm_gates.py, which says where they co
 
     python benchmarks/decode_llama.py levels smollm2 --output levels.json
     python benchmarks/decode_llama.py perplexity smollm2 --levels levels.json --output quality.json
-    python benchmarks/decode_llama.py time smollm2 --levels levels.json --output time.json
+    python benchmarks/decode_llama.py time smollm2 --levels levels.json --onnx decode.onnx --output time.json
 
 `LlamaDecoder` runs the model on a cache of 256 places. Its four matrices a layer are gated by single columns, its
 output layer is not; everything is packed to int8. `levels` measures what each matrix loses at each level, on text of
 the training split, and chooses levels for each budget. `perplexity` reads the test split in pieces of 256 tokens.
 `time` compiles each model with torch.compile(fullgraph=True), compares its logits with those of the model as it is, and
-times steps of one token at places 32 to 95, the models in turns; "Python between layers": not compiled.
+times steps of one token at places 32 to 95, the models in turns; "Python between layers": not compiled. With `--onnx`
+the dense step is written to that file in int8, unless it is there, and ONNX Runtime is timed too.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from blockgate.lab.models.llama import LlamaDecoder
 from blockgate.runtime import PackedColumnLinear, PackedLinear
 
 sys.path.insert(0, str(Path(__file__).parent))
+from decode_onnx import OnnxDecoder, write_int8  # type: ignore[import-not-found]
 from norm_gates import ALL_COLUMNS, load, read  # type: ignore[import-not-found]
 
 PLACES = 256
@@ -138,9 +140,9 @@ def find_levels(decoder: nn.Module, tokens: Tensor, budgets: list[float], *, by_
 
 @torch.inference_mode()
 def find_times(
-    decoder: nn.Module, arms: dict[str, nn.Module], tokens: Tensor, threads: list[int], seconds: float
+    decoder: nn.Module, arms: dict[str, nn.Module], tokens: Tensor, chosen: argparse.Namespace
 ) -> dict[str, Any]:
-    """Times of the compiled models, and of two that aren't; the compiled ones give the same logits."""
+    """Times of the compiled models, and of others that aren't; the compiled ones give the same logits."""
     steps: dict[str, nn.Module] = {}
     for name, made in arms.items():
         want = made(tokens[32:33], torch.tensor([32]))
@@ -151,14 +153,19 @@ def find_times(
         if not (found - want).norm() < 1e-3 * want.norm():
             raise SystemExit(f"{name}: expected the logits of the model that is not compiled, got others.")
         print(f"{name}: compiled in {time.perf_counter() - start:.0f} s", flush=True)
-    if not seconds:
+    if chosen.onnx is not None and not chosen.onnx.exists():
+        write_int8(decoder, chosen.onnx)
+    if not chosen.seconds:
         return {}
     steps["dense, Python between layers"] = copy.deepcopy(arms["dense"])
+    steps["torch float32, Python between layers"] = copy.deepcopy(decoder)
     steps["torch int8, Python between layers"] = torch_int8(decoder)
     times: dict[str, Any] = {}
-    for count in threads:
+    for count in chosen.threads:
+        if chosen.onnx is not None:
+            steps["ONNX Runtime int8"] = OnnxDecoder(decoder, chosen.onnx, count)
         with using_threads(count):
-            times[f"{count} threads"] = step_times(steps, tokens, seconds)
+            times[f"{count} threads"] = step_times(steps, tokens, chosen.seconds)
     return times
 
 
@@ -175,6 +182,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=PLACES, help="tokens of a piece (256)")
     parser.add_argument("--seconds", type=float, default=15, help="of timing for each number of threads (15)")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads (1 2)")
+    parser.add_argument("--onnx", type=Path, help="time: the file of the step for ONNX Runtime")
     parser.add_argument("--output", type=Path, required=True, help="the JSON file to write")
     chosen = parser.parse_args()
     model, tokenizer = load(chosen.folder)
@@ -195,7 +203,8 @@ def main() -> None:
                 print(f"{name}: {found['perplexity'][name]:.3f}", flush=True)
         else:
             arms = {name: read_start(made, tokens[0]) for name, made in arms.items()}
-            found["milliseconds"] = find_times(decoder, arms, tokens[0], chosen.threads, chosen.seconds)
+            read_start(decoder, tokens[0])
+            found["milliseconds"] = find_times(decoder, arms, tokens[0], chosen)
     write_whole(chosen.output, json.dumps(found, indent=2) + "\n")
     print(json.dumps({name: value for name, value in found.items() if name != "sensitivity"}, indent=2)[:4000])
 

@@ -13,6 +13,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import torch
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -127,10 +129,19 @@ def test_decode_without_training():
 
 
 def test_finetune_classifier(tmp_path):
-    figures = tmp_path / "figures.json"
-    printed = run("finetune_classifier.py", "--steps", 12, "--rounds", 3, "--distil", "--output", figures)
+    figures, arms = tmp_path / "figures.json", ["dense", "gated", "slim", "dense, longer"]
+    options = ["--rounds", 3, "--distil", "--folder", tmp_path, "--arms", *arms, "--output", figures]
+    printed = run("finetune_classifier.py", "--steps", 30, *options)
     assert "2 MLPs paired" in printed
-    assert printed.count(" ms a text") == 3
-    arms = json.loads(figures.read_text())["arms"]
-    assert arms["gated"]["steps"] == 12
-    assert 0 <= arms["gated"]["accuracy"] <= 1
+    assert printed.count(" ms a text") == 4
+    found = json.loads(figures.read_text())["arms"]
+    assert {found[arm]["steps"] for arm in arms} == {30}
+    assert all(0 <= found[arm]["accuracy"] <= 1 for arm in arms)
+    # A stopped run goes on: here one arm ended after 25 steps, and the others are done.
+    state = torch.load(tmp_path / "gated.pt")
+    torch.save(state | {"done": 25}, tmp_path / "gated.pt")
+    printed = run("finetune_classifier.py", "--steps", 30, *options)
+    assert printed.count("  step ") == 1
+    again = json.loads(figures.read_text())["arms"]
+    for arm in ("dense", "slim"):
+        assert again[arm]["accuracy"] == found[arm]["accuracy"]
