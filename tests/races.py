@@ -23,6 +23,8 @@ def layers() -> list[tuple[nn.Module, torch.Tensor]]:
         (bg.DynamicSparseLinear(300, 260, block_size=(130, 1), gate="norm"), torch.randn(90, 300)),
         (bg.DynamicSparseLSTM(96, 96, 2, block_size=(64, 16)), torch.randn(5, 12, 96)),
         (bg.DynamicSparseQRNN(96, 96, 2, block_size=(64, 16)), torch.randn(5, 12, 96)),
+        (bg.DynamicSparseGRU(96, 64, 2, bidirectional=True, block_size=(64, 16)), torch.randn(5, 12, 96)),
+        (bg.DynamicSparseMLP(96, 300, glu=True), torch.randn(12, 96)),
     ]
 
 

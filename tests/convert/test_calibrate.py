@@ -113,6 +113,17 @@ def test_reconstruction_comes_closer(gate, weights):
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
 
 
+def test_blocks_far_larger_than_a_weight_take_no_memory():
+    """They are those of the weight's size."""
+    x, results = clustered(40), []
+    for block in (1 << 40, 512):
+        dense, model = converted("topk", block_size=block, normalise="none")
+        bg.calibrate(model, [x])
+        reconstruct(model, dense, [x], steps=2)
+        results.append(model(x))
+    assert_close(results[0], results[1])
+
+
 def test_reconstruction_wants_a_teacher_of_its_own():
     dense, model = converted("topk")
     with raises_blockgate("a teacher with parameters of its own"):

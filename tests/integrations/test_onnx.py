@@ -25,6 +25,7 @@ KINDS = [
     {"gate": "topk", "normalise": "none", "block_size": 8},
     {"gate": "norm", "block_size": (64, 1)},
     {"gate": "norm", "block_size": (8, 3)},
+    {"gate": "margin", "block_size": (8, 1 << 40)},
     {"gate": "sigmoid", "block_size": 8, "sparsity": 0.0},
 ]
 
@@ -50,6 +51,12 @@ def test_same_results(options, sparsity):
     assert_close(exportable(model)(x), model(x))
     assert_close(exportable(model[0])(x), model[0](x))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_paired_mlp_with_one_wide_block():
+    mlp = bg.DynamicSparseMLP(8, 12, block_size=1 << 40, sparsity=0.0).eval()
+    x = torch.randn(3, 8)
+    assert_close(exportable(mlp)(x), mlp(x))
 
 
 @pytest.mark.parametrize("make", [gpt2, bert])

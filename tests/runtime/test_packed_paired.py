@@ -91,6 +91,13 @@ def test_closed_channels_do_not_even_decide_how_inputs_are_rounded(stored_as, ro
         assert torch.equal(bg.pack(mlp, stored_as)(x), mlp.down.bias.expand(rows, 16))
 
 
+def test_a_block_far_wider_than_the_mlp_takes_no_memory():
+    mlp = bg.DynamicSparseMLP(8, 12, block_size=1 << 40, sparsity=0.0).eval()
+    x = torch.randn(31, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(bg.pack(mlp, "float32")(x), mlp(x))
+
+
 def test_native_code_refuses_matrices_that_do_not_belong_together():
     packed = bg.pack(bg.DynamicSparseMLP(16, 64).eval())
     other = bg.pack(bg.DynamicSparseMLP(16, 96).eval())

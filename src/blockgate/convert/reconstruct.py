@@ -145,7 +145,7 @@ def _keep_if_closer(layer: RunnableLinear, inputs: Tensor, wanted: Tensor, chang
 def _solve(layer: RunnableLinear, inputs: Tensor, wanted: Tensor, ridge: float) -> None:
     """Writes the weight and bias of least squares for each row of blocks, from inputs as its gates leave them."""
     grid, weight, bias = layer.grid, layer._matrix(), layer.bias
-    height, width = grid.block
+    height, width = grid.block[0], min(grid.block[1], grid.in_features)
     for row in range(grid.out_blocks):
         outputs = slice(row * height, min((row + 1) * height, grid.out_features))
         known = weight[outputs].float()

@@ -135,9 +135,9 @@ class _StandardLinear(nn.Module):
         grid = self.grid
         rows = x.reshape(-1, grid.in_features)
         gates = self.gates(rows).view(-1, grid.out_blocks, grid.in_blocks)
-        parts = []
+        width, parts = min(grid.block[1], grid.in_features), []
         for row, weight in enumerate(self.weight.split(grid.block[0])):
-            wide = gates[:, row, :, None].expand(-1, -1, grid.block[1]).reshape(-1, grid.in_blocks * grid.block[1])
+            wide = gates[:, row, :, None].expand(-1, -1, width).reshape(-1, grid.in_blocks * width)
             parts.append(F.linear(rows * wide[:, : grid.in_features], weight))
         y = torch.cat(parts, 1)
         if self.bias is not None:
@@ -151,7 +151,7 @@ class _StandardMLP(nn.Module):
     def __init__(self, layer: RunnableMLP) -> None:
         super().__init__()
         self.gates = _Gated(layer)
-        self.width, self.activation = layer.grid.block[0], layer.activation
+        self.width, self.activation = min(layer.grid.block[0], layer.hidden_features), layer.activation
         self.up, self.down = _copied(layer.up), _copied(layer.down)
         self.gate_proj = None if layer.gate_proj is None else _copied(layer.gate_proj)
 

@@ -186,7 +186,7 @@ class PackedPairedMLP(CountsChanges, PairedMLP):
         if self.gate_proj is not None:
             hidden = hidden * self.up.open_product(rows, opened, indices)
         # Inputs of integer formats are rounded row by row: a closed channel must not decide how.
-        width = self.grid.block[0]
+        width = min(self.grid.block[0], self.hidden_features)
         closed = torch.ones(len(rows), self.grid.num_blocks, dtype=torch.bool, device=rows.device)
         closed = closed.scatter_(1, indices, gates == 0).repeat_interleave(width, 1)[:, : self.hidden_features]
         y = self.down.open_product(hidden.masked_fill(closed, 0.0), gates, indices)

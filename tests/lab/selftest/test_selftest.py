@@ -16,6 +16,7 @@ from blockgate.ops.gated_gru import gated_gru
 from blockgate.runtime import gated_recurrent, recurrent
 from blockgate.runtime.packed import PackedLinear
 from blockgate.runtime.packed_columns import PackedColumnLinear
+from blockgate.runtime.paired import ACTIVATIONS
 from blockgate.runtime.screened import ScreenedLinear
 
 # Where the seeds of problems without boundary shapes begin.
@@ -106,6 +107,9 @@ DRAWN = {
     "both directions, packed sequences": lambda p: p.bidirectional and p.ragged and p.layers > 1,
     "both directions, bad states": lambda p: p.bidirectional and p.values == "bad_state",
     "both directions in half precision": lambda p: p.bidirectional and p.dtype == "float16",
+    "packed paired MLPs": lambda p: p.layer == "mlp" and p.formats and p.glu,
+    "paired MLPs in training": lambda p: p.layer == "mlp" and p.training and not p.glu,
+    "float16 blocks": lambda p: "float16" in p.formats,
     "three threads": lambda p: p.threads == 3,
 }
 
@@ -115,7 +119,7 @@ def test_everything_is_drawn(what):
     assert any(DRAWN[what](draw(seed)) for seed in range(FREE, FREE + 1500))
 
 
-@pytest.mark.parametrize("layer", ["linear", "lstm", "cell", "gru", "gru_cell", "qrnn", "screened"])
+@pytest.mark.parametrize("layer", ["linear", "lstm", "cell", "gru", "gru_cell", "mlp", "qrnn", "screened"])
 def test_boundary_shapes_come_first(layer):
     drawn = [p for p in map(draw, range(len(BOUNDARIES))) if p.layer == layer]
     assert {1, 17} <= {p.out for p in drawn}
@@ -171,6 +175,14 @@ def test_a_wrong_gru_is_noticed(monkeypatch):
     )
     with pytest.raises(DifferenceError, match="expected"):
         check(Problem(layer="gru", inputs=12, out=9, rows=3, steps=2, kind="topk"))
+
+
+@pytest.mark.parametrize("glu", [False, True])
+def test_a_wrong_activation_is_noticed(glu, monkeypatch):
+    """The two kinds of GELU differ by less than 0.0005."""
+    monkeypatch.setitem(ACTIVATIONS, "gelu", ACTIVATIONS["gelu_tanh"])
+    with pytest.raises(DifferenceError, match="expected"):
+        check(Problem(layer="mlp", inputs=12, out=9, rows=3, channels=40, glu=glu))
 
 
 def test_wrong_sums_behind_flat_functions_are_noticed(monkeypatch):

@@ -93,7 +93,7 @@ def _check_inference(
     """The paths without gradients: one native call where there is one, and packed layers; whole and in parts."""
     if problem.autocast:
         return
-    if problem.layer in {"linear", "conv1d"}:
+    if problem.layer in {"linear", "conv1d", "mlp"}:
         with torch.no_grad():
             shown = built.layer.gates(built.x)  # type: ignore[operator]
         findings.compare(problem, "gates", shown, side.gates["gate"].pair)
@@ -104,7 +104,7 @@ def _check_inference(
         else:
             packed = packers()[type(built.layer)](built.layer, get_format(name)).eval()
         copy = FormulaSide(problem, built, findings, {}, packed)
-        if problem.layer in {"linear", "conv1d"} and (problem.kind != "norm" or hasattr(packed, "columns")):
+        if problem.layer in {"linear", "conv1d", "mlp"} and (problem.kind != "norm" or hasattr(packed, "columns")):
             # The same gate, which stays in float32.
             copy.gates = side.gates
         _check_calls(problem, built, findings, f"packed {name}", packed, copy.run())
@@ -122,7 +122,7 @@ def _check_calls(
         # Torch's products, and so the reference's choices, may differ with the number of rows.
         return
     # Small calls, cheap ones, are where the ways through the kernels differ most.
-    flat = problem.layer in {"linear", "conv1d"}
+    flat = problem.layer in {"linear", "conv1d", "mlp"}
     ends = built.random.integers(0, problem.rows, (RANGES if flat else 6, 2))
     parts = [(i, i + 1) for i in range(min(problem.rows, RANGES if flat else 6))]
     parts += [(min(a, b), max(a, b) + 1) for a, b in ends.tolist()]
@@ -139,7 +139,7 @@ def _check_calls(
 
 def _check_means(problem: Problem, built: Built, findings: Findings, before: dict[str, Tensor]) -> None:
     """The running mean of a key after one training pass."""
-    if problem.layer not in {"linear", "conv1d"} or problem.kind != "margin":
+    if problem.layer not in {"linear", "conv1d", "mlp"} or problem.kind != "margin":
         return
     gate: Any = built.layer.gate
     eps = torch.finfo(gate.key_mean.dtype).eps

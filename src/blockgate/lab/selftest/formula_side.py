@@ -17,6 +17,7 @@ from blockgate.lab.selftest.library import Built, autocast
 from blockgate.lab.selftest.library_steps import library_layer
 from blockgate.lab.selftest.norms import norm_scores
 from blockgate.lab.selftest.numbers import Array, Number, Tape
+from blockgate.lab.selftest.paired import paired_mlp
 from blockgate.lab.selftest.steps import stepped
 from blockgate.lab.selftest.stored import decoded, format_of, most_error
 
@@ -61,10 +62,12 @@ class FormulaSide:
     def run(self) -> dict[str, Number]:
         """Outputs by name, as rows."""
         problem = self.problem
-        x = self._leaf("x", self.built.x)
+        x = self.leaf("x", self.built.x)
         if problem.layer in {"linear", "conv1d"}:
             y = self._product("", x, self.built.x)
-            return {"y": self._narrow(y)}
+            return {"y": self.narrow(y)}
+        if problem.layer == "mlp":
+            return {"y": self.narrow(paired_mlp(self, x))}
         if problem.layer == "qrnn":
             return self._run_qrnn(x)
         return self._run_stack(x)
@@ -75,7 +78,7 @@ class FormulaSide:
         if state is None:
             shape = (problem.layers * problem.directions, problem.rows, problem.out)
             state = (torch.zeros(shape, dtype=self.dtype),) * (1 if problem.layer.startswith("gru") else 2)
-        starts = [self._leaf(name, s) for name, s in zip(("h0", "c0"), state, strict=False)]
+        starts = [self.leaf(name, s) for name, s in zip(("h0", "c0"), state, strict=False)]
         step = recurrences.gru_step if problem.layer.startswith("gru") else recurrences.lstm_step
         alive, order = self.built.alive, recurrences.turned(self.built.alive)
         rows, last = self.built.x, []
@@ -106,7 +109,7 @@ class FormulaSide:
             x = outputs[0] if len(outputs) == 1 else tape.join(outputs, 1)
             rows = torch.cat(seen, 1)
         ends = [tape.join(list(parts), 0) for parts in zip(*last, strict=True)]
-        return {"y": self._narrow(x) if problem.is_stack else x} | dict(zip(("h_n", "c_n"), ends, strict=False))
+        return {"y": self.narrow(x) if problem.is_stack else x} | dict(zip(("h_n", "c_n"), ends, strict=False))
 
     @contextmanager
     def as_before(self, gate: Any, path: str) -> Iterator[None]:
@@ -174,12 +177,12 @@ class FormulaSide:
             # Columns are multiplied as float.
             x = x if hasattr(module, "columns") else stepped(tape, x, cut, format_of(module))
         else:
-            weight = self._leaf(path["weight"], parameters[path["weight"]])
+            weight = self.leaf(path["weight"], parameters[path["weight"]])
             if self.problem.layer == "conv1d":
                 weight = tape.swapped(weight, 0, 1)
-        bias = self._leaf(path["bias"], parameters[path["bias"]]) if path["bias"] in parameters else None
+        bias = self.leaf(path["bias"], parameters[path["bias"]]) if path["bias"] in parameters else None
         y = formula.gated_product(
-            tape, self._wide(x), self._wide(weight), None if bias is None else self._wide(bias), gates, cut
+            tape, self.wide(x), self.wide(weight), None if bias is None else self.wide(bias), gates, cut
         )
         if self.packed and self.problem.is_recurrent:
             # Before sigmoids: a sum that rounding leaves unknown by 10 may be off by all of it, and would not show.
@@ -189,7 +192,7 @@ class FormulaSide:
             self.findings.compare(self.problem, f"{kind} of {name}", found, y.pair, kind)
         if (self.problem.autocast and self.problem.layer == "qrnn") or (self.half and self.problem.is_recurrent):
             # Products give a narrow type, and what follows is computed in it, or better.
-            y = self._narrow(y)
+            y = self.narrow(y)
             tape.unit = torch.finfo(self._narrow_type()).eps
         return y
 
@@ -209,14 +212,14 @@ class FormulaSide:
 
         def number(name: str) -> Number | None:
             tensor = state.get(f"{path}.{name}", buffers.get(f"{path}.{name}"))
-            return None if tensor is None else self._wide(self._leaf(f"{path}.{name}", tensor), means=True)
+            return None if tensor is None else self.wide(self.leaf(f"{path}.{name}", tensor), means=True)
 
         weight, bias = number("weight"), number("bias")
         assert weight is not None
         assert bias is not None
         parts = [number(n) for n in ("hidden_weight", "hidden_bias", "key_mean", "hidden_mean")]
         scores = formula.scores_of(
-            tape, self._wide(x), GateParameters(weight, bias, *parts), rule, torch.finfo(self.dtype).eps
+            tape, self.wide(x), GateParameters(weight, bias, *parts), rule, torch.finfo(self.dtype).eps
         )
         return self._gates_of_scores(scores, rule, cut, gate, path, seen)
 
@@ -242,7 +245,13 @@ class FormulaSide:
         for name, module in self.packed.items():
             if not (hasattr(module, "packed") or hasattr(module, "columns")):
                 continue
-            own = f"{name}.weight" if name.startswith("filters") else f"weight_{name}" if name else "weight"
+            own = (
+                f"{name}.weight"
+                if name.startswith("filters") or self.problem.layer == "mlp"
+                else f"weight_{name}"
+                if name
+                else "weight"
+            )
             weight = parameters[own].detach().double().numpy()
             weight = weight.T if self.problem.layer == "conv1d" else weight
             stored, step = decoded(module)
@@ -255,12 +264,13 @@ class FormulaSide:
                 f"stored {kind}",
             )
 
-    def _leaf(self, name: str, tensor: Tensor) -> Number:
+    def leaf(self, name: str, tensor: Tensor) -> Number:
+        """An input or parameter; one number for each name, so that its gradients add up."""
         if name not in self.leaves:
             self.leaves[name] = self.tape.leaf(tensor.detach().double().numpy())
         return self.leaves[name]
 
-    def _wide(self, a: Number, *, means: bool = False) -> Number:
+    def wide(self, a: Number, *, means: bool = False) -> Number:
         """In float32: exact, but the gradient is rounded on its way back."""
         del means
         if not self.half:
@@ -268,7 +278,7 @@ class FormulaSide:
         limits = torch.finfo(self.dtype)
         return self.tape.cast(a, limits.eps, limits.smallest_normal)
 
-    def _narrow(self, a: Number) -> Number:
+    def narrow(self, a: Number) -> Number:
         """Rounded to the layer's or autocast's type on the way out."""
         kind = self._narrow_type()
         if kind in {torch.float32, torch.float64}:

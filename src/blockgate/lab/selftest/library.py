@@ -18,6 +18,7 @@ from blockgate.layers import (
     DynamicSparseLinear,
     DynamicSparseLSTM,
     DynamicSparseLSTMCell,
+    DynamicSparseMLP,
     DynamicSparseQRNN,
 )
 from blockgate.layers.conv1d import DynamicSparseConv1D
@@ -78,6 +79,9 @@ def build(problem: Problem) -> Built:
     bias = problem.bias
     if problem.layer == "linear":
         layer: Any = DynamicSparseLinear(problem.inputs, problem.out, bias, dtype=dtype, **options)
+    elif problem.layer == "mlp":
+        options |= {"activation": problem.activation, "glu": problem.glu}
+        layer = DynamicSparseMLP(problem.inputs, problem.channels, problem.out, bias, dtype=dtype, **options)
     elif problem.layer == "conv1d":
         layer = DynamicSparseConv1D(problem.inputs, problem.out, bias, dtype=dtype, **options)
     elif problem.is_stack:
@@ -154,7 +158,7 @@ def call_with_gradients(problem: Problem, built: Built, sent: dict[str, Tensor] 
 def _forward(
     problem: Problem, built: Built, layer: Any, x: Tensor, state: tuple[Tensor, ...] | None
 ) -> dict[str, Tensor]:
-    if problem.layer in {"linear", "conv1d"}:
+    if problem.layer in {"linear", "conv1d", "mlp"}:
         return {"y": layer(x)}
     if problem.layer == "cell":
         h, c = layer(x, None if state is None else (state[0][0], state[1][0]))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LAYERS", "Problem", "draw", "smaller"]
 
-LAYERS = ("linear", "conv1d", "lstm", "cell", "qrnn", "screened", "gru", "gru_cell")
+LAYERS = ("linear", "conv1d", "lstm", "cell", "qrnn", "screened", "gru", "gru_cell", "mlp")
 STACKS, CELLS = ("lstm", "gru"), ("cell", "gru_cell")
 RECURRENT = (*STACKS, *CELLS, "qrnn")
 # How values are drawn: of unit scale; over many powers of two; small whole numbers, full of ties; mostly zeros; all at
@@ -36,6 +36,7 @@ VALUES = (
 BAD = ("bad_input", "bad_state", "bad_weight", "bad_gate")
 KINDS = ("margin", "topk", "eq1", "softmax_sum", "sigmoid", "norm")
 FORMATS = ("float32", "bfloat16", "int8", "int8a8", "int4", "float16")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
 MOST_HEADS = 100
 # Around the sizes of panels (16), vectors (8, 16), pairs, groups (32) and tiles (6 rows, 64 outputs).
 SIZES = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 47, 48, 49, 63, 64, 65, 80, 100)
@@ -62,6 +63,9 @@ class Problem:
     bidirectional: bool = False
     window: int = 2
     pooling: str = "fo"
+    channels: int = 24
+    activation: str = "gelu"
+    glu: bool = False
     bias: bool = True
     kind: str = "margin"
     normalise: str = ""
@@ -107,7 +111,7 @@ class Problem:
         if self.kind == "norm":
             return {"block_size": self.block, "sparsity": self.sparsity, "gate": "norm", "backend": self.backend}
         given: dict[str, Any] = {
-            "block_size": self.block,
+            "block_size": self.block[0] if self.layer == "mlp" else self.block,
             "sparsity": self.sparsity,
             "gate": self.kind,
             "key_size": self.key_size or None,
@@ -144,6 +148,8 @@ def _boundaries() -> list[dict[str, Any]]:
         found += [{"layer": "gru", "out": out, "inputs": inputs, "rows": rows} for rows in (0, 1, 7)]
         found += [{"layer": "gru_cell", "out": out, "inputs": inputs, "rows": rows} for rows in (0, 7)]
         found += [{"layer": s, "out": out, "inputs": inputs, "rows": 2, "bidirectional": True} for s in STACKS]
+    for out, rows in itertools.product((1, 17), (0, 1, 16, 17)):
+        found += [{"layer": "mlp", "out": out, "inputs": 33, "rows": rows, "formats": FORMATS}]
     for out, rows in itertools.product((1, 16, 33, 128, 129, 150), (1, 4, 5)):
         found += [{"kind": "norm", "out": out, "inputs": 40, "block": (1 << 40, 1), "rows": rows, "formats": FORMATS}]
     found += [{"layer": "screened", "out": out, "inputs": n, "rows": 2} for out in (1, 17, 300) for n in (1, 33)]
@@ -162,7 +168,7 @@ def draw(seed: int) -> Problem:
             values[int(random.choice(len(values), p=weights))] if weights else values[int(random.integers(len(values)))]
         )
 
-    layer = one(LAYERS, (0.57, 0.09, 0.1, 0.03, 0.07, 0.04, 0.07, 0.03))
+    layer = one(LAYERS, (0.53, 0.08, 0.1, 0.03, 0.07, 0.04, 0.07, 0.03, 0.05))
     recurrent = layer in RECURRENT
     sizes = [size for size in SIZES if size <= 33] if recurrent else SIZES
     out, inputs = one(sizes), one(sizes)
@@ -216,6 +222,9 @@ def draw(seed: int) -> Problem:
         bidirectional=drawn.get("bidirectional", layer in STACKS and random.random() < 0.3),
         window=one((1, 2)),
         pooling=one(("f", "fo")),
+        channels=one(SIZES) if layer == "mlp" else 24,
+        activation=one(ACTIVATIONS) if layer == "mlp" else "gelu",
+        glu=layer == "mlp" and random.random() < 0.5,
         bias=random.random() < 0.8,
         kind=kind,
         normalise=one(("mean", "rms", "none", "")) if kind == "topk" else "",
@@ -262,6 +271,11 @@ def _possible(problem: Problem) -> Problem:
         problem = replace(problem, kind="margin", dtype="float32", autocast="", formats=(), backend="auto")
         if problem.values in {"bad_state", "bad_weight", "bad_gate", "huge", "tiny"}:
             problem = replace(problem, values="normal")
+    if problem.layer == "mlp":
+        kind = "margin" if problem.kind == "norm" else problem.kind
+        # What is infinite may be made finite by an activation.
+        values = "normal" if problem.is_bad or problem.values in {"huge", "tiny"} else problem.values
+        problem = replace(problem, kind=kind, select="", values=values)
     if problem.kind == "softmax_sum" and problem.layer != "linear":
         problem = replace(problem, training=False)
     if problem.values == "wide":
