@@ -140,7 +140,7 @@ def _with_gate(run: Any, **options: Any) -> Any:
 
 
 PILOTS = {
-    "plain": Pilot("margin as released"),
+    "plain": Pilot("the default"),
     "floor-10": Pilot("bias nudged up while a block is used for less than a tenth of the density", floor=0.1),
     "floor-50": Pilot("bias nudged up while a block is used for less than half of the density", floor=0.5),
     "noise": Pilot("noise on scores, at first half of their spread, none after two thirds of the updates", noise=0.5),
