@@ -76,16 +76,32 @@ def test_native_equals_reference(name, outputs, inputs, block_out, rows):
 def test_threads_change_no_bit():
     x, packed, bias, norms, grid, _ = case(700, 600, 700, 6, "int8")
     arguments = (*packed, bias, norms, [700, 600, *grid.block], 400, "int8")
-    before = torch.get_num_threads()
-    results = []
+    results = on_threads((1, 2), lambda: [torch.ops.blockgate.column_linear(part, *arguments) for part in (x, x[:1])])
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=0)
+
+
+@needs_kernels
+def test_rows_of_blocks_stay_out_of_each_other():
+    """Panels of 16 reach beyond blocks of 17, to where another thread may have written."""
+    x, packed, bias, norms, grid, _ = case(1700, 60, 17, 6, "int8")
+    arguments = (*packed, bias, norms, [1700, 60, *grid.block], 30, "int8")
+    expected, found = on_threads(
+        (1, 3), lambda: [torch.ops.blockgate.column_linear(x, *arguments) for _ in range(1000)]
+    )
+    assert all(torch.equal(y, expected[0]) for y in found)
+
+
+def on_threads(numbers, call):
+    """What `call` gives with each of these numbers of threads."""
+    before, results = torch.get_num_threads(), []
     try:
-        for threads in (1, 2):
+        for threads in numbers:
             torch.set_num_threads(threads)
-            results += [torch.ops.blockgate.column_linear(part, *arguments) for part in (x, x[:1])]
+            results.append(call())
     finally:
         torch.set_num_threads(before)
-    torch.testing.assert_close(results[0], results[2], rtol=0, atol=0)
-    torch.testing.assert_close(results[1], results[3], rtol=0, atol=0)
+    return results
 
 
 @needs_kernels
