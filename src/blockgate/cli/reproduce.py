@@ -30,8 +30,8 @@ class Reproduce(Order):
 
     Every arm (a model of the table, with a seed) is a training run in a folder of its own. Arms that are done are not
     run again; Ctrl-C stops with code 130, and the same command goes on where it stopped. `tiny` takes a minute on
-    made-up data, `laptop` 3 to 10 minutes an arm on one core, `paper` follows the paper and wants a GPU for the
-    language models. Data sets come from `blockgate data fetch`.
+    made-up data, `laptop` 3 to 10 minutes an arm on one core (`medium` 1 to 3 hours, `medium-qrnn` up to 1 hour).
+    `paper` follows the paper and wants a GPU for the language models. Data sets come from `blockgate data fetch`.
 
     For example:
         blockgate reproduce table2 --scale tiny
@@ -39,6 +39,8 @@ class Reproduce(Order):
         blockgate reproduce table2 --arms 'ptb-lstm-*' --jobs 2 --time
         blockgate reproduce table2 --scale paper --cluster slurm --slurm.partition gpu --slurm.gpus 1 --jobs 50
         blockgate reproduce mnist --scale paper --seeds 3
+        blockgate reproduce medium --arms 'ptb-medium-*' --dropout dense 0.5 margin 0.3 --time
+        blockgate reproduce wide --levels 200 180 160
         blockgate reproduce figure2 --arms 'ptb-qrnn-*-50' --output runs/reproduce
     """
 
