@@ -42,17 +42,17 @@ class Advise:
     sparsity: float = 0.75
     """The level to plan for: 0.5, 0.75 or 0.9."""
     formats: tuple[str, ...] = FORMATS
-    """What weights may be packed to; all formats if unset. The fastest of these is advised."""
+    """Formats that weights may be packed to. The fastest one is advised. Default: all."""
     tokens: int = 1
-    """Of a model from a folder that reads text: how many tokens at a time."""
+    """For a text model from a folder: how many tokens it reads at a time."""
     threads: int | None = None
-    """CPU threads; torch's own number if unset."""
+    """CPU threads. Default: torch's own number."""
     again: bool = False
-    """Measure again what was measured before."""
+    """Ignore times measured before."""
     seconds: float = 30.0
-    """To spend on timing layers, about; preparing them takes as long again."""
+    """About how long to time layers; preparing them takes as long again."""
     json: bool = False
-    """Print JSON, for machines."""
+    """Print JSON, for scripts."""
 
     def run(self) -> None:
         """Measures and prints the advice."""

@@ -30,25 +30,25 @@ class Atlas:
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional]
-    """Folder of a run, for its best checkpoint, or a checkpoint."""
+    """Folder of a run (its best checkpoint is used), or a checkpoint file."""
     output: Path = Path("atlas.html")
     """The page to write."""
     text: str | None = None
-    """Words for a language model to read; the beginning of the data if unset."""
+    """Text for a language model to read. Default: the beginning of the data."""
     tokens: int = 60
-    """How many words or images to step through, if there is no --text."""
+    """How many words or images to step through without --text."""
     rows: int = 20_000
     """How many words or images of the data to count."""
     part: Literal["valid", "test"] = "test"
     """Which part of the data."""
     sparsity: float | None = None
-    """Another sparsity for all gates; that of the checkpoint if unset."""
+    """Another sparsity for all gates. Default: that of the checkpoint."""
     data: str | None = None
-    """Another data set, or a folder of your own; that of the training if unset."""
+    """Another data set, or your own folder. Default: the data of the training."""
     data_dir: Path | None = None
-    """Where published data sets lie; BLOCKGATE_DATA, or a folder in your cache, if unset."""
+    """Folder of the published data sets. Default: BLOCKGATE_DATA, or a folder in your cache."""
     threads: int | None = None
-    """CPU threads; torch's own number if unset."""
+    """CPU threads. Default: torch's own number."""
 
     def run(self) -> None:
         """Writes the page and prints its path."""

@@ -62,7 +62,7 @@ DEFAULT_BATCHES = (1, 4, 16, 64, 256, 1024)
 class Bench:
     """Times blockgate against torch on this machine, side by side, gate included.
 
-    `targets` measures the lines of the README's speed table against their floors (about 5 minutes). `linear` compares
+    `targets` measures single layers against the floors that we promise (about 5 minutes). `linear` compares
     a layer with dense torch, torch's sparse formats and torch's int8. `lstm`, `gru` and `qrnn` compare recurrent layers
     and whole language models, in decoding and in training, with torch's fastest way and with other engines that are
     installed (pip install 'blockgate[bench]'). `contract` looks for layers that are slower than torch's, for advice
@@ -79,7 +79,7 @@ class Bench:
     """
 
     what: Annotated[Literal["targets", "linear", "lstm", "gru", "qrnn", "contract"], tyro.conf.Positional] = "targets"
-    """The table of promises, a layer of your choice, recurrent networks, or where layers are slower than torch's."""
+    """What to time; see above."""
     shapes: tuple[str, ...] = DEFAULT_SHAPES
     """Layers as OUTxIN features."""
     batches: tuple[int, ...] = DEFAULT_BATCHES
@@ -97,7 +97,7 @@ class Bench:
     device: Literal["cpu", "cuda"] = "cpu"
     """"cuda" times all but `contract` on the GPU, in float32 and bfloat16, against torch's own."""
     threads: int | None = None
-    """Threads; torch's own number if unset."""
+    """Threads. Default: torch's own number."""
     cold: bool = False
     """Evict the cache before every timed call."""
     training: bool = False
@@ -116,7 +116,7 @@ class Bench:
     output: Path | None = None
     """Where to write the report: PATH.md, PATH.json and, for `linear`, PATH.png. Unset: print only."""
     json: bool = False
-    """Print JSON, for machines."""
+    """Print JSON, for scripts."""
 
     def run(self) -> None:
         """Measures, prints, and writes the report if asked."""

@@ -34,11 +34,11 @@ class Data:
     names: Annotated[tuple[Literal["ptb", "wikitext-2", "mnist"], ...], tyro.conf.Positional]
     """Which data sets."""
     data_dir: Path | None = None
-    """Where they lie; BLOCKGATE_DATA, or a folder in your cache, if unset."""
+    """Their folder. Default: BLOCKGATE_DATA, or a folder in your cache."""
     mirror: str | None = None
-    """Address of another web folder with the files, such as https://example.org/ptb."""
+    """Another web folder that has the files, such as https://example.org/ptb."""
     json: bool = False
-    """Print JSON, for machines."""
+    """Print JSON, for scripts."""
 
     def run(self) -> None:
         """Does it for one data set after the other."""

@@ -23,7 +23,7 @@ class Demo:
 
     Trains three small language models on Python's own documentation (dense, and dynamic sparse at 50% and 90%), packs
     and times them, prints a table and writes report.html with plots. Speeds are compared with the fastest way to run
-    the dense model; none are shown if other programs were busy meanwhile. A second run replaces the first; Ctrl-C ends
+    the dense model, and are not shown if other programs were busy. A second run replaces the first; Ctrl-C ends
     with code 130 and leaves checkpoints of what was trained.
 
     For example:
@@ -39,9 +39,9 @@ class Demo:
     seed: int = 1
     """Seed of all random numbers."""
     threads: int | None = None
-    """CPU threads; torch's own number if unset."""
+    """CPU threads. Default: torch's own number."""
     json: bool = False
-    """Print the numbers as JSON instead of the table, for machines."""
+    """Print the numbers as JSON instead of the table, for scripts."""
 
     def run(self) -> None:
         """Runs, with progress on stderr, and prints the table."""

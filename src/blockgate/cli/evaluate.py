@@ -29,21 +29,21 @@ class Evaluate:
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional]
-    """Folder of a run, for its best checkpoint, or a checkpoint."""
+    """Folder of a run (its best checkpoint is used), or a checkpoint file."""
     part: Literal["valid", "test"] = "test"
     """What to measure on."""
     sparsity: float | None = None
-    """Another sparsity for all gates; that of the checkpoint if unset."""
+    """Another sparsity for all gates. Default: that of the checkpoint."""
     batch_size: int | None = None
-    """Sequences or images at once; as in training if unset. Fewer, longer sequences lose less context."""
+    """Sequences or images at once. Fewer, longer sequences lose less context. Default: as in training."""
     data: str | None = None
-    """Another data set, or a folder of your own; that of the training if unset."""
+    """Another data set, or your own folder. Default: the data of the training."""
     data_dir: Path | None = None
-    """Where published data sets lie; BLOCKGATE_DATA, or a folder in your cache, if unset."""
+    """Folder of the published data sets. Default: BLOCKGATE_DATA, or a folder in your cache."""
     threads: int | None = None
-    """CPU threads; torch's own number if unset."""
+    """CPU threads. Default: torch's own number."""
     json: bool = False
-    """Print JSON, for machines."""
+    """Print JSON, for scripts."""
 
     def run(self) -> None:
         """Prints one fact a line."""

@@ -37,26 +37,26 @@ class Generate:
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional]
-    """Folder of a run, for its best checkpoint, or a checkpoint."""
+    """Folder of a run (its best checkpoint is used), or a checkpoint file."""
     prompt: str = ""
-    """Words to begin with; they must be in the vocabulary."""
+    """First words; they must be in the vocabulary."""
     words: int = 100
     """How many words to write."""
     temperature: float = 1.0
-    """Below 1 for likelier words, above for rarer ones; 0 for the likeliest always."""
+    """Below 1 prefers likelier words, above 1 rarer ones; 0 always takes the likeliest."""
     top_k: int | None = None
-    """Choose among the k likeliest words only."""
+    """Choose only among the k likeliest words."""
     seed: int = 0
     """The same seed writes the same text."""
     packed: Literal["fp32", "bf16", "int8", "no"] = "fp32"
-    """How to store the weights; no for the model as it was trained."""
+    """How to store the weights; `no` runs the model as it was trained."""
     output_layer: Literal["auto", "screened", "dense"] = "auto"
     """How to find the likeliest words: screened looks at few of them, and finds the same. It keeps the layer's weights
     in fp32. auto: screened where temperature is 0 or --top-k is given."""
     threads: int | None = None
-    """CPU threads; torch's own number if unset."""
+    """CPU threads. Default: torch's own number."""
     json: bool = False
-    """Print JSON, for machines."""
+    """Print JSON, for scripts."""
 
     def run(self) -> None:
         """Streams the words."""

@@ -27,7 +27,7 @@ class Info:
     """Shows versions, the backend and its instruction set, and the number of threads."""
 
     json: bool = False
-    """Print JSON, for machines."""
+    """Print JSON, for scripts."""
 
     def run(self) -> None:
         """Prints the facts, one a line."""

@@ -26,12 +26,12 @@ WHAT = "; ".join(f"{name}: {experiment.about}" for name, experiment in EXPERIMEN
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reproduce(Order):
-    """Trains and measures the models of a table or figure of the paper, and writes it with the paper's numbers beside.
+    """Repeats a table or figure of the paper: trains its models and shows the paper's numbers beside ours.
 
-    Every arm (a model of the table, with a seed) is a training run in a folder of its own. Arms that are done are not
-    run again; Ctrl-C stops with code 130, and the same command goes on where it stopped. `tiny` takes a minute on
-    made-up data, `laptop` 3 to 10 minutes an arm on one core (`medium` 1 to 3 hours, `medium-qrnn` up to 1 hour).
-    `paper` follows the paper and wants a GPU for the language models. Data sets come from `blockgate data fetch`.
+    Every arm (a model of the table, with a seed) is a training run in its own folder. Finished arms are not run again.
+    Ctrl-C stops with code 130, and the same command continues. `tiny` takes a minute on made-up data, `laptop` 3 to 10
+    minutes an arm on one core (`medium` 1 to 3 hours, `medium-qrnn` up to 1 hour). `paper` follows the paper and wants
+    a GPU for the language models. Data sets come from `blockgate data fetch`.
 
     For example:
         blockgate reproduce table2 --scale tiny
@@ -48,7 +48,7 @@ class Reproduce(Order):
     list: bool = False
     """Only list the arms."""
     json: bool = False
-    """Print JSON, for machines: the results of the arms, or their list."""
+    """Print JSON, for scripts: the results of the arms, or their list."""
 
     def run(self) -> None:
         """Runs, with progress on stderr, and prints the report."""

@@ -27,7 +27,7 @@ INSTRUCTION_SETS = ("avx512vnni", "avx512", "avx2", "baseline")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selftest:
-    """Holds every layer, gate kind, packed format and path against an independent formula in float64, on this machine.
+    """Compares every layer, gate kind, packed format and path with an independent float64 formula, on this machine.
 
     Problems are drawn from seeds, boundary shapes first. A comparison is one output or gradient tensor of the library
     against the formula; the error is told in units of eps times the sum of absolute terms, and at most 4 are allowed.
@@ -40,9 +40,9 @@ class Selftest:
     """
 
     minutes: float | None = None
-    """How long, for all instruction sets together; 1 if --comparisons is not given either."""
+    """Minutes for all instruction sets together. Default: 1, unless --comparisons is given."""
     comparisons: int | None = None
-    """How many comparisons for each instruction set are enough."""
+    """Stop after so many comparisons for each instruction set."""
     seed: int = 0
     """The first seed. Each instruction set goes on from it in its own problems."""
     isa: str = "all"
@@ -50,7 +50,7 @@ class Selftest:
     output: Path | None = None
     """A file for the results as JSON."""
     json: bool = False
-    """Print the results as JSON, for machines."""
+    """Print the results as JSON, for scripts."""
 
     def run(self) -> None:
         """Runs, with progress on stderr, and prints the table."""

@@ -23,9 +23,9 @@ class Train:
 
     `laptop` configs take about 10 minutes on one core, `paper` ones follow the paper and want a GPU. Any JSON file with
     the same fields works in place of a name; "base": "NAME" in it starts from that config. `blockgate train NAME
-    --help` lists all options. Ctrl-C saves a checkpoint and ends with code 130; the same command with --resume goes on,
-    bit by bit as if nothing had happened. Progress goes to stderr; with --json the results come as one object on
-    stdout.
+    --help` lists all options. Ctrl-C saves a checkpoint and ends with code 130; with --resume, the same command
+    continues, bit for bit as if it had never stopped. Progress goes to stderr; with --json the results come as one
+    object on stdout.
 
     For example:
         blockgate train ptb-lstm-laptop --output runs/dense --model.matrices dense
@@ -55,7 +55,7 @@ def train_command(args: list[str]) -> type:
     configs = shipped_configs() | ({} if file is None else {file: load_run(Path(file))})
     described = {name: f"{type(run).__doc__} Data: {run.data}; {run.epochs} epochs." for name, run in configs.items()}
     choice: Any = tyro.extras.subcommand_type_from_defaults(configs, described, prefix_names=False)
-    json_help = tyro.conf.arg(help="Print JSON, for machines.")
+    json_help = tyro.conf.arg(help="Print JSON, for scripts.")
     fields: list[Any] = [
         ("config", Annotated[choice, tyro.conf.arg(name="")]),
         # Cascading: before or after the name of the config.

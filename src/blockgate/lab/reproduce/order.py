@@ -44,7 +44,7 @@ class Order:
     seeds: int = 1
     """How many runs of each arm; their seeds are 1, 2, ... (`medium` has two of its dense and 50% arms anyway)."""
     arms: tuple[str, ...] = ()
-    """Names of arms, with wildcards as in 'ptb-lstm-*'; all if unset. See --list."""
+    """Names of arms, with wildcards as in 'ptb-lstm-*'. Default: all; see --list."""
     dropout: dict[str, float] = field(default_factory=dict)
     """Dropout of some kinds of arms, such as: dense 0.5 margin 0.3; that of the config if unset. To compare dropouts of
     one kind give each its own --output."""
@@ -70,7 +70,7 @@ class Order:
     output: Path = Path("runs/reproduce")
     """Folder for runs, results and reports; what tables and figures share is trained once."""
     data_dir: Path | None = None
-    """Where published data sets lie; BLOCKGATE_DATA, or a folder in your cache, if unset."""
+    """Folder of the published data sets. Default: BLOCKGATE_DATA, or a folder in your cache."""
 
 
 def reproduce(order: Order) -> Path:
