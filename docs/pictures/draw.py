@@ -24,6 +24,8 @@ TIMES = HERE.parents[1] / "benchmarks" / "results" / "block-size_epyc-zen3_2-thr
 
 # Load average from which on the picture tells of it.
 BUSY = 0.7
+# The same for cores that other processes used.
+BUSY_CORES = 0.25
 
 INK, FAINT, CLOSED, KEY = "#263238", "#90a4ae", "#eceff1", "#ffb300"
 # From a gate that is just open to a wide one.
@@ -262,7 +264,9 @@ def draw_quality(data: dict[str, Any]) -> str:
         x = right + wide * (score - low) / (high - low)
         picture.dot(x, y + 7, colour)
         picture.text(x + 8, y + 11, f"{score:.0f}", anchor="start", size=11)
-    machine = f"{data['machine']['cpu']}, {data['machine']['threads']} threads"
+    used = data["machine"]["used by other processes"]
+    busy = f"; others used {used}" if float(used.split()[0]) > BUSY_CORES else ""
+    machine = f"{data['machine']['cpu']}, {data['machine']['threads']} threads{busy}"
     picture.text(360, 316, "LSTM language model of 2 x 768, Penn Treebank, one epoch of training, seed 1",
                  colour="#607d8b", size=11)  # fmt: skip
     picture.text(360, 334, f"One word at a time, whole model; {machine}", colour="#607d8b", size=11)
