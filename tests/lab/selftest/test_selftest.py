@@ -82,6 +82,11 @@ def test_problems_that_faults_were_found_with(problem):
             seed=30105770, layer="lstm", values="whole", out=2, inputs=33, block=(32, 2), rows=8, layers=2, kind="topk",
             normalise="none", hidden=16,
         ),
+        # The same in float16, between two layers: 7e-8 is 0 there.
+        Problem(
+            seed=30100146, layer="lstm", values="whole", dtype="float16", out=5, inputs=29, block=(33, 1), layers=2,
+            bias=False, kind="norm", sparsity=0.25,
+        ),
     ],
     ids=str,
 )  # fmt: skip

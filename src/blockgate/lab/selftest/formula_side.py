@@ -106,7 +106,7 @@ class FormulaSide:
                 outputs.append(tape.ordered(y, order) if backwards else y)
                 seen.append(read.output[order] if backwards else read.output)
                 last.append(end)
-            x = outputs[0] if len(outputs) == 1 else tape.join(outputs, 1)
+            x = self._handed_on(outputs[0] if len(outputs) == 1 else tape.join(outputs, 1))
             rows = torch.cat(seen, 1)
         ends = [tape.join(list(parts), 0) for parts in zip(*last, strict=True)]
         return {"y": self.narrow(x) if problem.is_stack else x} | dict(zip(("h_n", "c_n"), ends, strict=False))
@@ -145,6 +145,7 @@ class FormulaSide:
             x, state = recurrences.qrnn_layer(
                 tape, x, problem.steps, state, product, window=problem.window, pooling=problem.pooling
             )
+            x = self._handed_on(x)
             found[f"c_{index}"] = state
         return {"y": x} | found
 
@@ -285,6 +286,14 @@ class FormulaSide:
             return a
         limits = torch.finfo(kind)
         return self.tape.cast(a, limits.eps, limits.smallest_normal, forward=True)
+
+    def _handed_on(self, a: Number) -> Number:
+        """What a layer of narrow type hands on to the next: below its smallest number there is nothing left."""
+        limits = torch.finfo(self._narrow_type())
+        if not self.half and not (self.problem.autocast and self.problem.layer == "qrnn"):
+            return a
+        # Operations already carry errors in units of eps.
+        return self.tape.cast(a, 0.0, limits.smallest_normal * limits.eps, forward=True)
 
     def _narrow_type(self) -> torch.dtype:
         narrow: torch.dtype = getattr(torch, self.problem.autocast) if self.problem.autocast else self.dtype
