@@ -48,3 +48,14 @@ def test_deliberate_faults_are_counted():
     assert sum(found["caught"].values()) == sum(map(bool, by))
     for kind, where in (("native", "in native code"), ("python", "in Python")):
         assert f"{found['tried'][kind]} {where}, of which {found['caught'][kind]} were caught" in " ".join(PAGE.split())
+
+
+def test_memory_over_time_is_that_of_the_file():
+    found = json.loads((RESULTS / "soak_epyc-curves.json").read_text())
+    _, _, rest = PAGE.partition("<!-- table of benchmarks/results/soak_epyc-curves.json -->\n")
+    head, _, *lines = [line.strip("| ").split(" | ") for line in rest.split("\n\n")[0].splitlines()]
+    times = [float(cell.removesuffix(" s")) for cell in head[1:]]
+    for kind, line in zip(("gated", "dense"), lines, strict=True):
+        curve = found[kind]["megabytes"]
+        nearest = [min(curve, key=lambda point: abs(point[0] - at))[1] for at in times]
+        assert line[1:] == [str(round(size)) for size in nearest]
