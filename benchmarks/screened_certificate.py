@@ -17,6 +17,7 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
+from blockgate.lab.bench import machine
 from blockgate.ops.screened_topk import make_screen, screened_rank, screened_topk
 from blockgate.ops.screened_topk.reference import exact_scores
 from blockgate.ops.screened_topk.screen import held_rows
@@ -98,7 +99,9 @@ def main() -> None:
     found = {}
     for kind in track(kinds, description="tokens"):
         found[kind] = {"tokens": per_kind, "misses": misses(kind, tokens=per_kind, generator=generator)}
-    text = json.dumps({"seed": options.seed, "kinds": found}, indent=1)
+    counts = {"seed": options.seed, "tokens": sum(kind["tokens"] for kind in found.values())}
+    counts["misses"] = sum(kind["misses"] for kind in found.values())
+    text = json.dumps({**machine.describe(), **counts, "kinds": found}, indent=1)
     print(text)
     if options.output is not None:
         options.output.write_text(text + "\n")

@@ -21,6 +21,7 @@ from rich.progress import track
 from torch import Tensor
 
 from blockgate.convert import pack
+from blockgate.lab.bench import machine
 from blockgate.lab.data import load_corpus
 from blockgate.lab.models import LanguageModel, LanguageModelConfig
 from blockgate.lab.models.language_model import detach
@@ -167,7 +168,7 @@ def main() -> None:
         model = LanguageModel(LanguageModelConfig(**size, num_layers=2, tied=False), len(corpus.vocabulary))
         updates = train_briefly(model, corpus.parts["train"], options.updates, options.weights)
         described = f"An LSTM of 2 x {options.width} after {updates} updates of {BATCH} x {STEPS} words"
-    result = {"model": described} | count(model, corpus.parts["test"], options.tokens)
+    result = {**machine.describe(), "model": described} | count(model, corpus.parts["test"], options.tokens)
     text = markdown(result)
     print(text)
     if options.output is not None:
