@@ -6,6 +6,7 @@ from tests.mutants.mutant import SELFTEST, native, python
 
 __all__ = ["NATIVE", "PYTHON"]
 
+ADAPTIVE = "tests/runtime/test_adaptive.py"
 NORM, STALE = "tests/gates/test_norm.py", "tests/runtime/test_staleness.py"
 COLUMNS, BYTES, SCREENED = (
     "tests/runtime/test_packed_columns.py",
@@ -65,6 +66,16 @@ NATIVE = [
         SCREENED,
     ),
     native("host/screen.cpp", "k >= 1 && k <= layer.count,", "k <= layer.count", "true", SCREENED),
+    # Adaptive softmax.
+    native(
+        "host/adaptive.cpp", "if (scores[g] < likeliest.least()) break;", "scores[g] <", "scores[g] - 1 <", ADAPTIVE
+    ),
+    native("host/adaptive.cpp", "if (scores[g] < likeliest.least()) break;", "scores[g] <", "false &&", ADAPTIVE),
+    native(
+        "host/adaptive.cpp", "(a.value == b.value && a.word < b.word);", "a.word < b.word", "b.word < a.word", ADAPTIVE
+    ),
+    native("host/adaptive.cpp", "scores[g] + (y[word] - sum), word", "y[word] - sum", "y[word]", ADAPTIVE),
+    native("host/packed.cpp", "const int64_t row = row_begin + i / parts", "row_begin + ", "", ADAPTIVE),
 ]
 
 PYTHON = [

@@ -7,9 +7,11 @@ from blockgate.layers.linear import DynamicSparseLinear
 from blockgate.layers.lstm import DynamicSparseLSTM, DynamicSparseLSTMCell
 from blockgate.layers.mlp import DynamicSparseMLP
 from blockgate.layers.qrnn import QRNN, DynamicSparseQRNN
+from blockgate.layers.softmax import AdaptiveSoftmax
 
 __all__ = [
     "QRNN",
+    "AdaptiveSoftmax",
     "DropoutEmbedding",
     "DynamicSparseConv1D",
     "DynamicSparseGRU",

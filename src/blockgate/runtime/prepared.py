@@ -11,6 +11,7 @@ from torch import Tensor
 
 from blockgate.formats import PackedWeight, get_format
 from blockgate.ops.packed_linear import (
+    adaptive_counts,
     pack_blocks,
     prepare_dynamic_linear,
     prepare_packed_linear,
@@ -156,7 +157,15 @@ class PreparedLinear:
     def figures(self, x: Tensor) -> str:
         """What calls with about so many rows as x take; "" if there were none, or only one way to run them."""
         rows = x.numel() // self.in_features
-        return Ways.of(self.handle, "layer", rows).text(rows) if rows else ""
+        if not rows:
+            return ""
+        found = [Ways.of(self.handle, "layer", rows).text(rows)]
+        asked, computed = adaptive_counts(self.handle)
+        if asked:
+            times = Ways.of(self.handle, "likeliest", rows).text(rows)
+            groups = f"{computed / asked:.3g} groups of rare words computed for a row"
+            found.append("likeliest words: " + ", ".join(filter(None, [times, groups])))
+        return "; ".join(filter(None, found))
 
     def fits(self, x: Tensor) -> bool:
         """Whether the last dimension of x is the one that the layer takes."""

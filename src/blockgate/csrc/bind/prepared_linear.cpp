@@ -76,7 +76,8 @@ Choice& choice_of(const PreparedLayer& layer, const std::string& use, int64_t to
   STD_TORCH_CHECK(tokens > 0, "tokens: expected at least 1, got ", tokens);
   if (use == "layer") return layer.choices->layer[tokens];
   if (use == "steps") return layer.choices->steps[tokens];
-  STD_TORCH_CHECK(use == "stack", "use: expected layer, steps or stack, got ", use);
+  if (use == "likeliest") return layer.choices->likeliest[tokens];
+  STD_TORCH_CHECK(use == "stack", "use: expected layer, steps, stack or likeliest, got ", use);
   return layer.choices->stack[tokens];
 }
 

@@ -62,8 +62,9 @@ void run_batch(const PackedWeight& weight, const Grid& grid, const float* x, int
   run_forward<float>(args, tokens, open);
 }
 
-// The only token, or one after the other; `open` ascending by block.
-void run_stream(const StreamArgs& given, const OpenBlock* open, int64_t count) {
+// The only token, or one after the other, in the rows of blocks [row_begin, row_end); `open` are blocks of these rows,
+// ascending.
+void run_stream(const StreamArgs& given, const OpenBlock* open, int64_t count, int64_t row_begin, int64_t row_end) {
   const Grid& grid = given.grid;
   const KernelTable& table = kernels();
   StreamArgs args = given;
@@ -75,26 +76,42 @@ void run_stream(const StreamArgs& given, const OpenBlock* open, int64_t count) {
   const int64_t threads = threads_for(count * packed_block_size(grid));
   // Whole blocks, which are the longest runs of memory, where there are rows enough to share out.
   const int64_t parts = smaller(ceil_div(packed_panels(grid), table.stream_panels),
-                                ceil_div(2 * TASKS_PER_THREAD * threads, grid.rows));
+                                ceil_div(2 * TASKS_PER_THREAD * threads, row_end - row_begin));
   const int64_t part_panels =
       ceil_div(packed_panels(grid), parts * table.stream_panels) * table.stream_panels;
-  std::vector<int64_t> starts(grid.rows + 1);
+  std::vector<int64_t> starts(row_end - row_begin + 1);
   int64_t position = 0;
-  for (int64_t row = 0; row < grid.rows; ++row) {
-    starts[row] = position;
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    starts[row - row_begin] = position;
     while (position < count && open[position].row == row) ++position;
   }
-  starts[grid.rows] = position;
-  run_tasks(grid.rows * parts, threads, [&](int64_t i) {
-    const int64_t row = i / parts, panel = i % parts * part_panels;
+  starts[row_end - row_begin] = position;
+  run_tasks((row_end - row_begin) * parts, threads, [&](int64_t i) {
+    const int64_t row = row_begin + i / parts, panel = i % parts * part_panels;
     const int64_t row_panels = ceil_div(outputs_of_row(grid, row), PANEL);
     const int64_t panel_end = smaller(panel + part_panels, row_panels);
     if (panel < panel_end)
-      table.stream(args, row, panel, panel_end, open + starts[row], starts[row + 1] - starts[row]);
+      table.stream(args, row, panel, panel_end, open + starts[i / parts],
+                   starts[i / parts + 1] - starts[i / parts]);
   });
 }
 
+std::vector<OpenBlock> all_open(const Grid& grid, int64_t row_begin, int64_t row_end) {
+  std::vector<OpenBlock> open;
+  open.reserve((row_end - row_begin) * grid.cols);
+  for (int64_t row = row_begin; row < row_end; ++row)
+    for (int64_t col = 0; col < grid.cols; ++col) open.push_back({int32_t(row), int32_t(col), 1});
+  return open;
+}
+
 }  // namespace
+
+void run_packed_rows(const PackedWeight& weight, const Grid& grid, const float* x, const float* bias, float* y,
+                     int64_t row_begin, int64_t row_end) {
+  const std::vector<OpenBlock> open = all_open(grid, row_begin, row_end);
+  run_stream({.grid = grid, .x = x, .packed = weight.view(), .bias = bias, .y = y, .then = nullptr}, open.data(),
+             int64_t(open.size()), row_begin, row_end);
+}
 
 void run_packed_dense(const PackedWeight& weight, const Grid& grid, const float* x,
                       int64_t x_stride, int64_t tokens, const float* bias, float* y,
@@ -102,10 +119,7 @@ void run_packed_dense(const PackedWeight& weight, const Grid& grid, const float*
   if (tokens > 1 && regime == Regime::grouped)
     return run_batch(weight, grid, x, x_stride, tokens, bias, y, {nullptr, nullptr},
                      tokens * grid.rows * grid.cols);
-  std::vector<OpenBlock> open;
-  open.reserve(grid.rows * grid.cols);
-  for (int64_t row = 0; row < grid.rows; ++row)
-    for (int64_t col = 0; col < grid.cols; ++col) open.push_back({int32_t(row), int32_t(col), 1});
+  const std::vector<OpenBlock> open = all_open(grid, 0, grid.rows);
   for (int64_t t = 0; t < tokens; ++t)
     run_stream({.grid = grid,
                 .x = x + t * x_stride,
@@ -113,7 +127,7 @@ void run_packed_dense(const PackedWeight& weight, const Grid& grid, const float*
                 .bias = bias,
                 .y = y + t * grid.out,
                 .then = nullptr},
-               open.data(), int64_t(open.size()));
+               open.data(), int64_t(open.size()), 0, grid.rows);
 }
 
 void run_packed(const PackedWeight& weight, const Grid& grid, const float* x, int64_t x_stride,
@@ -134,7 +148,7 @@ void run_packed(const PackedWeight& weight, const Grid& grid, const float* x, in
                   .bias = bias,
                   .y = y + t * grid.out,
                   .then = nullptr},
-                 open.data(), int64_t(open.size()));
+                 open.data(), int64_t(open.size()), 0, grid.rows);
     }
   }
   spoil_bad_rows(x, x_stride, tokens, grid.in, y, grid.out);

@@ -92,5 +92,8 @@ void run_packed_dense(const PackedWeight& weight, const Grid& grid, const float*
 void run_packed(const PackedWeight& weight, const Grid& grid, const float* x, int64_t x_stride,
                 int64_t tokens, const float* bias, const float* gates, const int64_t* indices,
                 int64_t slots, float* y, Regime regime = Regime::grouped);
+// One token, with every block open: outputs of the rows of blocks [row_begin, row_end) only, the same bits.
+void run_packed_rows(const PackedWeight& weight, const Grid& grid, const float* x, const float* bias, float* y,
+                     int64_t row_begin, int64_t row_end);
 
 }  // namespace blockgate

@@ -4,6 +4,7 @@
 #include "host/choice.h"
 #include "host/packed.h"
 
+#include <atomic>
 #include <bit>
 #include <memory>
 #include <optional>
@@ -38,8 +39,10 @@ class ChoicesByTokens {
 
 struct Choices {
   // The layer by itself; as the recurrent product of an LSTM or GRU layer, over many steps; as the first of
-  // a whole stack, in a single step.
-  ChoicesByTokens layer, steps, stack;
+  // a whole stack, in a single step; as an output layer that is asked for the likeliest words.
+  ChoicesByTokens layer, steps, stack, likeliest;
+  // Rows that the last of these has seen, and the groups of rarer words that were computed for them.
+  std::atomic<int64_t> likeliest_rows{0}, likeliest_groups{0};
 };
 
 // Everything of a layer but its input and the number of open blocks. Without a gate all are open.

@@ -7,10 +7,12 @@ from blockgate.ops.packed_linear.op import (
     unpack_blocks,
 )
 from blockgate.ops.packed_linear.prepared import (
+    adaptive_counts,
     prepare_dynamic_linear,
     prepare_packed_linear,
     prepared_choice,
     release_prepared_linear,
+    run_prepared_adaptive,
     run_prepared_gru,
     run_prepared_linear,
     run_prepared_lstm,
@@ -18,6 +20,7 @@ from blockgate.ops.packed_linear.prepared import (
 )
 
 __all__ = [
+    "adaptive_counts",
     "dense_packed_linear",
     "pack_blocks",
     "packed_linear",
@@ -25,6 +28,7 @@ __all__ = [
     "prepare_packed_linear",
     "prepared_choice",
     "release_prepared_linear",
+    "run_prepared_adaptive",
     "run_prepared_gru",
     "run_prepared_linear",
     "run_prepared_lstm",

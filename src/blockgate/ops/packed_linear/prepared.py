@@ -11,10 +11,12 @@ import torch
 from blockgate.ops.registry import library
 
 __all__ = [
+    "adaptive_counts",
     "prepare_dynamic_linear",
     "prepare_packed_linear",
     "prepared_choice",
     "release_prepared_linear",
+    "run_prepared_adaptive",
     "run_prepared_gru",
     "run_prepared_linear",
     "run_prepared_lstm",
@@ -38,9 +40,18 @@ library.define(
     "run_prepared_mlp(Tensor x, int up, int down, int[] gate_proj, int open_blocks, str activation) -> Tensor"
 )
 
+# The k likeliest words, values and numbers (N, k), of an adaptive softmax over a layer of all words without a gate:
+# words [0, bounds[0]) are frequent, group j holds [bounds[j], bounds[j + 1]). And for how many rows that was asked so
+# far, and how many groups were computed for them.
+library.define(
+    "run_prepared_adaptive(Tensor x, int handle, Tensor group_weight, Tensor group_bias, int[] bounds, int k) -> "
+    "(Tensor, Tensor)"
+)
+library.define("adaptive_counts(int handle) -> (int, int)")
+
 # What calls with so many tokens have taught about the ways to run a layer: threads, kind (grouped, streamed) and
-# seconds a token of each way (ways, 3), and which is taken now, calls, looks and falls (4). `use` is "layer", or, of a
-# recurrence, "steps" or "stack".
+# seconds a token of each way (ways, 3), and which is taken now, calls, looks and falls (4). `use` is "layer", of a
+# recurrence "steps" or "stack", of an adaptive softmax "likeliest".
 library.define("prepared_choice(int handle, str use, int tokens) -> (Tensor, Tensor)")
 
 # For tests: from now on every layer takes the way with this number, or its last; -1: as it finds best.
@@ -55,8 +66,10 @@ library.define(
 library.define("run_prepared_gru(Tensor x, Tensor h, int[] handles, int[] open_blocks) -> (Tensor, Tensor)")
 
 # Inference calls these many times a second: the packets themselves, without a Python function around them.
+adaptive_counts = torch.ops.blockgate.adaptive_counts
 prepare_dynamic_linear = torch.ops.blockgate.prepare_dynamic_linear
 prepare_packed_linear = torch.ops.blockgate.prepare_packed_linear
+run_prepared_adaptive = torch.ops.blockgate.run_prepared_adaptive.default
 run_prepared_gru = torch.ops.blockgate.run_prepared_gru.default
 run_prepared_linear = torch.ops.blockgate.run_prepared_linear.default
 run_prepared_lstm = torch.ops.blockgate.run_prepared_lstm.default
