@@ -2,8 +2,8 @@
 
     python benchmarks/gate_share.py --output benchmarks/results/gate-share_NAME
 
-A layer of 6144x1536 in int8 with a key of 128, on one thread. Shares are of samples in the kernels, so that other processes
-change little. Writes OUTPUT.json and OUTPUT.md.
+A layer of 6144x1536 in int8 with a key of 128, on one thread. Shares are of samples in the kernels, so that other
+processes change little. Writes OUTPUT.json and OUTPUT.md.
 """
 
 from __future__ import annotations

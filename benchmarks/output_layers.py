@@ -110,8 +110,13 @@ def load(kind: str, folder: Path, words: int) -> LanguageModel:
 
 
 @torch.inference_mode()
-def compare(folder: Path, seconds: float) -> dict[str, Any]:
-    """Every arm's test perplexity, how often its likeliest word is the float32 model's, and times."""
+def compare(folder: Path, seconds: float | None) -> dict[str, Any]:
+    """Every arm's test perplexity, how often its likeliest word is the float32 model's, and times if asked for.
+
+    Quality is kept in the folder for the next time.
+    """
+    quality = folder / "quality.json"
+    known = json.loads(quality.read_text()) if quality.exists() else {}
     corpus = load_corpus("ptb")
     words, test = len(corpus.vocabulary), corpus.parts["test"]
     models = {kind: load(kind, folder, words) for kind in KINDS if (folder / f"{kind}.pt").exists()}
@@ -137,6 +142,9 @@ def compare(folder: Path, seconds: float) -> dict[str, Any]:
         texts = [word.view(1, 1) for word in line[:TIMED]]
         calls[f"{name}: word"] = in_turn(texts, carry_on(_likeliest(packed)))
         calls[f"{name}: output layer"] = in_turn(list(states[:TIMED].split(1)), _output_of(packed))
+    quality.write_text(json.dumps(known))
+    if seconds is None:
+        return {}
     times = interleave(calls, seconds=seconds)
     for row in rows:
         row |= {
@@ -199,13 +207,16 @@ def main() -> None:
     )
     parser.add_argument("--weights", type=Path, required=True, help="folder where trained models are kept")
     parser.add_argument("--seconds", type=float, default=4.0, help="of time for each call (default: %(default)s)")
+    parser.add_argument("--untimed", action="store_true", help="only find quality, and keep it with the weights")
     parser.add_argument("--output", type=Path, help="where to write PATH.json and PATH.md")
     options = parser.parse_args()
     if options.train:
         torch.set_num_threads(1)
         return train(options.train, options.updates, options.weights)
     others = machine.Others()
-    result = compare(options.weights, options.seconds)
+    result = compare(options.weights, None if options.untimed else options.seconds)
+    if options.untimed:
+        return None
     text = markdown(result, str(others))
     print(text)
     if options.output is not None:
