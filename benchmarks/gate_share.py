@@ -56,7 +56,7 @@ def shares(block: tuple[int, int], sparsity: float, seconds: float) -> dict[str,
         share, _, symbol = line.partition(";")
         if "blockgate::" in symbol:
             part = next((part for part, name in PARTS.items() if name in symbol), "rest")
-            counted[part] += float(share)
+            counted[part] += float(share.strip().rstrip("%"))
     total = sum(counted.values())
     found = {part: share / total for part, share in counted.items()}
     weights = round((1 - sparsity) * OUTPUTS * INPUTS)
