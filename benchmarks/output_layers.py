@@ -140,10 +140,8 @@ def compare(folder: Path, seconds: float | None) -> dict[str, Any]:
         calls[f"{name}: word"] = in_turn(texts, carry_on(_likeliest(packed)))
         calls[f"{name}: output layer"] = in_turn(list(states[:TIMED].split(1)), _output_of(packed))
     quality.write_text(json.dumps(known))
-    if seconds is None:
-        return {}
-    times = interleave(calls, seconds=seconds)
-    for row in rows:
+    times = {} if seconds is None else interleave(calls, seconds=seconds)
+    for row in rows if times else []:
         row |= {
             f"{part}_us": {"median": 1e6 * timing.median, "p10": 1e6 * timing.p10, "p90": 1e6 * timing.p90}
             for part, timing in (
@@ -182,11 +180,15 @@ def markdown(result: dict[str, Any], others: str) -> str:
         "|---|--:|--:|--:|--:|",
     ]
     for row in result["arms"]:
+        same = f"{row['same_word']:.2%}" if "same_word" in row else "not counted"
         times = " | ".join(
-            f"{t['median']:.1f} ({t['p10']:.1f} to {t['p90']:.1f})" for t in (row["word_us"], row["output_layer_us"])
+            f"{row[part]['median']:.1f} ({row[part]['p10']:.1f} to {row[part]['p90']:.1f})"
+            if part in row
+            else "not taken"
+            for part in ("word_us", "output_layer_us")
         )
-        lines.append(f"| {row['arm']} | {row['test_perplexity']:.1f} | {row['same_word']:.2%} | {times} |")
-    lines += ["", f"Unpacked, after training on {BATCH} x {STEPS} words an update:", ""]
+        lines.append(f"| {row['arm']} | {row['test_perplexity']:.1f} | {same} | {times} |")
+    lines += ["", "## Unpacked", "", f"After training on {BATCH} x {STEPS} words an update:", ""]
     lines += ["| output layer | seed | updates | valid perplexity |", "|---|--:|--:|--:|"]
     lines += [
         f"| {kind} | {r['seed']} | {r['updates']} | {r['valid_perplexity']:.1f} |"
@@ -204,7 +206,7 @@ def main() -> None:
     )
     parser.add_argument("--weights", type=Path, required=True, help="folder where trained models are kept")
     parser.add_argument("--seconds", type=float, default=4.0, help="of time for each call (default: %(default)s)")
-    parser.add_argument("--untimed", action="store_true", help="only find quality, and keep it with the weights")
+    parser.add_argument("--untimed", action="store_true", help="only quality, which is kept with the weights")
     parser.add_argument("--output", type=Path, help="where to write PATH.json and PATH.md")
     options = parser.parse_args()
     if options.train:
@@ -212,8 +214,6 @@ def main() -> None:
         return train(options.train, options.updates, options.weights)
     others = machine.Others()
     result = compare(options.weights, None if options.untimed else options.seconds)
-    if options.untimed:
-        return None
     text = markdown(result, str(others))
     print(text)
     if options.output is not None:
