@@ -23,7 +23,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,9 @@ from blockgate.lab.bench.engines import torch_int8
 from blockgate.lab.data.sources import locate
 from blockgate.lab.models.llama import LlamaDecoder
 from blockgate.runtime import PackedColumnLinear, PackedLinear
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 sys.path.insert(0, str(Path(__file__).parent))
 from decode_onnx import OnnxDecoder, write_int8  # type: ignore[import-not-found]
@@ -141,8 +144,8 @@ def find_levels(decoder: nn.Module, tokens: Tensor, budgets: list[float], *, by_
 @torch.inference_mode()
 def find_times(
     decoder: nn.Module, arms: dict[str, nn.Module], tokens: Tensor, chosen: argparse.Namespace
-) -> dict[str, Any]:
-    """Times of the compiled models, and of others that aren't; the compiled ones give the same logits."""
+) -> Iterator[tuple[int, Any]]:
+    """For each number of threads: times of the compiled models, whose logits are as before, and of others."""
     steps: dict[str, nn.Module] = {}
     for name, made in arms.items():
         want = made(tokens[32:33], torch.tensor([32]))
@@ -156,17 +159,15 @@ def find_times(
     if chosen.onnx is not None and not chosen.onnx.exists():
         write_int8(decoder, chosen.onnx)
     if not chosen.seconds:
-        return {}
+        return
     steps["dense, Python between layers"] = copy.deepcopy(arms["dense"])
     steps["torch float32, Python between layers"] = copy.deepcopy(decoder)
     steps["torch int8, Python between layers"] = torch_int8(decoder)
-    times: dict[str, Any] = {}
     for count in chosen.threads:
         if chosen.onnx is not None:
             steps["ONNX Runtime int8"] = OnnxDecoder(decoder, chosen.onnx, count)
         with using_threads(count):
-            times[f"{count} threads"] = step_times(steps, tokens, chosen.seconds)
-    return times
+            yield count, step_times(steps, tokens, chosen.seconds)
 
 
 def main() -> None:
@@ -204,7 +205,10 @@ def main() -> None:
         else:
             arms = {name: read_start(made, tokens[0]) for name, made in arms.items()}
             read_start(decoder, tokens[0])
-            found["milliseconds"] = find_times(decoder, arms, tokens[0], chosen)
+            found["milliseconds"] = {}
+            for count, times in find_times(decoder, arms, tokens[0], chosen):
+                found["milliseconds"][f"{count} threads"] = times
+                write_whole(chosen.output, json.dumps(found, indent=2) + "\n")
     write_whole(chosen.output, json.dumps(found, indent=2) + "\n")
     print(json.dumps({name: value for name, value in found.items() if name != "sensitivity"}, indent=2)[:4000])
 

@@ -1,4 +1,4 @@
-"""Puts what decode_llama.py, llama_cpp.py and calibrate_encoder.py measured into the tables of docs/pretrained.md.
+"""Puts what the benchmarks of pre-trained models measured into the tables of docs/pretrained.md.
 
 From the root of the repository, with their files in benchmarks/results/pretrained:
 
@@ -59,9 +59,24 @@ def encoder_table() -> str:
     return table(["gates and blocks", *used], rows)
 
 
+def classifier_table() -> str:
+    """Accuracy of every arm, and milliseconds of a call by tokens and threads."""
+    arms, times = read("finetune").get("arms", {}), read("classifier_times").get("milliseconds", {})
+    sizes = [(threads, size) for threads, by_size in times.items() for size in by_size]
+    names = list(dict.fromkeys([*(name for threads, size in sizes for name in times[threads][size])]))
+    rows = []
+    for name in names:
+        # Engines run the dense model: how they round is not judged.
+        found = arms.get(name.removesuffix(", int8a8") if name.endswith("int8a8") else name, {})
+        right = f"{found['accuracy']:.1%}" if "accuracy" in found and not name.endswith("int8a8") else ""
+        rows.append([name, right, *(f"{times[threads][size][name]['median']:.2f}" for threads, size in sizes)])
+    return table(["model", "accuracy", *(f"{size}, {threads}" for threads, size in sizes)], rows)
+
+
 def main() -> None:
     """Writes tables.md beside the result files."""
-    text = f"# Models you already have\n\n## Decode\n\n{decode_table()}\n\n## Encoder\n\n{encoder_table()}\n"
+    tables = {"Decode": decode_table(), "Encoder": encoder_table(), "Classifier": classifier_table()}
+    text = "# Models you already have\n" + "".join(f"\n## {name}\n\n{rows}\n" for name, rows in tables.items())
     (FOLDER / "tables.md").write_text(text)
     print(text)
 

@@ -205,6 +205,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=20000, help="texts for training, at most (20000)")
     parser.add_argument("--epochs", type=int, default=3, help="of each arm (3)")
     parser.add_argument("--steps", type=int, default=10**9, help="of each arm, at most")
+    parser.add_argument("--more-steps", type=int, help="of each arm but the first, in place of --steps and --epochs")
     parser.add_argument("--batch", type=int, default=32, help="texts of a step (32)")
     parser.add_argument("--lr", type=float, default=5e-5, help="of the weights (5e-5)")
     parser.add_argument("--gate-lr", type=float, default=2e-4, help="of the gates (2e-4)")
@@ -230,6 +231,7 @@ def main() -> None:
     models: dict[str, nn.Module] = {}
     for name in ["dense", *(arm for arm in chosen.arms if arm != "dense")]:
         dense = models.get("dense", start)
+        steps = chosen.more_steps or steps if models else steps
         if name == "gated":
             model = with_gates(dense, inputs, chosen.block)
         else:
