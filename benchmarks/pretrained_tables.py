@@ -63,13 +63,12 @@ def classifier_table() -> str:
     """Accuracy of every arm, and milliseconds of a call by tokens and threads."""
     arms, times = read("finetune").get("arms", {}), read("classifier_times").get("milliseconds", {})
     sizes = [(threads, size) for threads, by_size in times.items() for size in by_size]
-    names = list(dict.fromkeys([*(name for threads, size in sizes for name in times[threads][size])]))
+    timed = [name for threads, size in sizes for name in times[threads][size]]
     rows = []
-    for name in names:
-        # Engines run the dense model: how they round is not judged.
-        found = arms.get(name.removesuffix(", int8a8") if name.endswith("int8a8") else name, {})
-        right = f"{found['accuracy']:.1%}" if "accuracy" in found and not name.endswith("int8a8") else ""
-        rows.append([name, right, *(f"{times[threads][size][name]['median']:.2f}" for threads, size in sizes)])
+    for name in dict.fromkeys([*arms, *timed]):
+        right = f"{arms[name]['accuracy']:.1%}" if name in arms else ""
+        taken = [times[threads][size].get(name) for threads, size in sizes]
+        rows.append([name, right, *("" if t is None else f"{t['median']:.2f}" for t in taken)])
     return table(["model", "accuracy", *(f"{size}, {threads}" for threads, size in sizes)], rows)
 
 
