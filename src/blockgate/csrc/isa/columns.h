@@ -28,11 +28,10 @@ BLOCKGATE_INLINE void load_column_panel(const Float16* column, int64_t panel, Ve
 }
 
 BLOCKGATE_INLINE void load_column_panel(const int8_t* column, int64_t panel, Vec<float> (&w)[PANEL_VECTORS<float>]) {
-  PanelLanes lanes;
-  widen(reinterpret_cast<const uint8_t*>(column) + panel * PANEL, lanes);
+  SignedLanes lanes;
+  widen(column + panel * PANEL, lanes);
 #pragma GCC unroll 4
-  for (int v = 0; v < PANEL_VECTORS<float>; ++v)
-    w[v] = __builtin_convertvector((Vec<int32_t>)(lanes[v] << 24) >> 24, Vec<float>);
+  for (int v = 0; v < PANEL_VECTORS<float>; ++v) w[v] = __builtin_convertvector(lanes[v], Vec<float>);
 }
 
 // int4: the lower halves of sixteen bytes are one panel, the upper halves the next.

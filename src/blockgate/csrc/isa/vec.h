@@ -7,7 +7,8 @@
 // side by side to hide what one takes). It then adds the few operations for which the
 // compiler's extensions become poor code, the same ones in every set:
 //
-//   widen           16-bit values to 32 bits, while loading; a panel of bytes to 32 bits
+//   widen           16-bit values to 32 bits, while loading; a panel of bytes to 32 bits,
+//                   with their sign where they have one
 //   load_halves     16-bit floats to float, while loading
 //   widen_pairs     32 bytes, the pairs of a panel, widened to int16 (see PanelPairs)
 //   add_pairs       a sum and two products added in each 32-bit lane
@@ -87,6 +88,7 @@ BLOCKGATE_INLINE V multiply_add(V a, V b, V c) {
 inline constexpr int PAIR_VECTORS = PANEL_VECTORS<int32_t>;
 using PanelPairs = Vec<int16_t>[PAIR_VECTORS];
 using PanelLanes = Vec<uint32_t>[PAIR_VECTORS];
+using SignedLanes = Vec<int32_t>[PAIR_VECTORS];
 
 // Halves joined in a fixed tree, so that a result never depends on tiles or threads.
 template <class T, class Join>

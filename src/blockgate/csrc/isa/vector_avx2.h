@@ -24,6 +24,11 @@ BLOCKGATE_INLINE void widen(const uint8_t* p, PanelLanes& lanes) {
   lanes[1] = (Vec<uint32_t>)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)));
 }
 
+BLOCKGATE_INLINE void widen(const int8_t* p, SignedLanes& lanes) {
+  lanes[0] = (Vec<int32_t>)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
+  lanes[1] = (Vec<int32_t>)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)));
+}
+
 BLOCKGATE_INLINE void widen_pairs(const int8_t* p, PanelPairs& pairs) {
   pairs[0] = (Vec<int16_t>)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
   pairs[1] = (Vec<int16_t>)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(p + 16)));

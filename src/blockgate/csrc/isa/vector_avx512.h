@@ -29,6 +29,10 @@ BLOCKGATE_INLINE void widen(const uint8_t* p, PanelLanes& lanes) {
   lanes[0] = (Vec<uint32_t>)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
 }
 
+BLOCKGATE_INLINE void widen(const int8_t* p, SignedLanes& lanes) {
+  lanes[0] = (Vec<int32_t>)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
+}
+
 BLOCKGATE_INLINE void widen_pairs(const int8_t* p, PanelPairs& pairs) {
   pairs[0] = (Vec<int16_t>)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p));
 }

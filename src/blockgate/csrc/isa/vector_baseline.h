@@ -51,6 +51,12 @@ BLOCKGATE_INLINE void widen(const uint8_t* p, PanelLanes& lanes) {
   lanes[3] = (Vec<uint32_t>)__builtin_shufflevector(high, zero, 4, 12, 5, 13, 6, 14, 7, 15);
 }
 
+BLOCKGATE_INLINE void widen(const int8_t* p, SignedLanes& lanes) {
+  PanelLanes bytes;
+  widen(reinterpret_cast<const uint8_t*>(p), bytes);
+  for (int v = 0; v < PAIR_VECTORS; ++v) lanes[v] = (Vec<int32_t>)(bytes[v] << 24) >> 24;
+}
+
 BLOCKGATE_INLINE void widen_pairs(const int8_t* p, PanelPairs& pairs) {
   const Vec<int8_t> low = load(p), high = load(p + 16);
   // A byte beside itself, shifted down, is the widened byte in either byte order.
