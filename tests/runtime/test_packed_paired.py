@@ -9,6 +9,7 @@ from torch import nn
 import blockgate as bg
 from blockgate.formats import get_format
 from blockgate.ops.packed_linear import run_prepared_mlp
+from blockgate.runtime.paired import ACTIVATIONS
 from tests.helpers import raises_blockgate
 from tests.model_zoo import run
 from tests.paired_zoo import BLOCK, EACH, made
@@ -45,13 +46,28 @@ def test_one_native_call_gives_what_the_ops_give(activation, glu, stored_as):
     torch.manual_seed(0)
     mlp = bg.DynamicSparseMLP(70, 150, 45, activation=activation, glu=glu, sparsity=0.5, gate_hidden=None)
     packed = bg.pack(mlp.eval(), get_format(stored_as))
-    for rows in (1, 2, 7, 16, 17, 0):
+    for rows in (1, 2, 7, 65, 1024, 1025, 0):
         x = torch.randn(rows, 70)
         with torch.no_grad():
             y, expected = packed(x), packed._product(x)
-        assert packed.plan(x).path == ("fused native" if rows <= 16 else "separate ops")
+        assert packed.plan(x).path == ("fused native" if rows <= 1024 else "separate ops")
         # Different activations round differently; integer formats round hidden channels once more.
         torch.testing.assert_close(y, expected, rtol=2e-4, atol=2e-4 if stored_as != "int8a8" else 5e-3)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu", "silu"])
+@pytest.mark.parametrize("hidden", [64, 70])
+def test_native_activations_are_exact_over_their_range(activation, hidden):
+    mlp = bg.DynamicSparseMLP(1, hidden, hidden, bias=False, activation=activation, sparsity=0.0).eval()
+    with torch.no_grad():
+        mlp.up.weight.copy_(torch.linspace(-1, 1, hidden)[:, None])
+        mlp.down.weight.copy_(torch.eye(hidden))
+        packed = bg.pack(mlp)
+        x = torch.tensor([[1.0], [5.0], [14.0], [100.0], [1e30]])
+        y, gates = packed(x), packed.gates(x).repeat_interleave(32, 1)[:, :hidden]
+        hidden_channels = (x.double() * mlp.up.weight.T.double()).float().double()
+        expected = gates.double() * ACTIVATIONS[activation](hidden_channels)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_packed_mlp_follows_changes_and_bad_input():

@@ -208,6 +208,8 @@ static constexpr int64_t input_grad_block_size(const Grid& g) {
 // The cells of recurrences, in torch's order of their gates: i, f, g, o of an LSTM, r, z, n of a GRU.
 enum class Cell { lstm, gru };
 
+enum class Activation { gelu, gelu_tanh, relu, silu };
+
 static constexpr int64_t cell_gates(Cell cell) { return cell == Cell::lstm ? 4 : 3; }
 
 // One step of a cell for tokens of `size` units. `activations` are (tokens, gates, size): before the call the sums
@@ -258,23 +260,19 @@ struct TypedKernels {
                          const int64_t* indices, T* grad_scores, int64_t* runners, T* scratch);
   // A weight (rows x columns, rows `stride` apart) to panels of 16 rows, or of columns as
   // StepInputGrad has them.
-  void (*transpose_to_panels)(const T* weight, int64_t stride, int64_t rows, int64_t columns,
-                              T* panels);
-  void (*copy_to_panels)(const T* weight, int64_t stride, int64_t rows, int64_t columns,
-                         T* panels);
+  void (*transpose_to_panels)(const T* weight, int64_t stride, int64_t rows, int64_t columns, T* panels);
+  void (*copy_to_panels)(const T* weight, int64_t stride, int64_t rows, int64_t columns, T* panels);
   // Panels [panel_begin, panel_end) of one row of blocks.
   void (*step_product)(const StepProduct<T>&, int64_t row, int64_t panel_begin, int64_t panel_end,
                        std::byte* scratch);
   int64_t (*step_product_scratch)(const Grid&, int64_t tokens);  // bytes
   void (*step_input_grad)(const StepInputGrad<T>&, int64_t col);
   // to (tokens, stride)[.., begin:end] = from + bias; from null: 0, and it may be `to`.
-  void (*add_bias)(const T* from, const T* bias, int64_t tokens, int64_t stride, int64_t begin,
-                   int64_t end, T* to);
+  void (*add_bias)(const T* from, const T* bias, int64_t tokens, int64_t stride, int64_t begin, int64_t end, T* to);
   void (*cell_forward)(const CellForward<T>&, int64_t token, int64_t unit_begin, int64_t unit_end);
   void (*cell_backward)(const CellBackward<T>&, int64_t token);
   // y (width) += sum of values[indices[i]] * weight[indices[i]]; indices null: 0, 1, 2 ...
-  void (*add_rows)(const T* weight, int64_t width, const T* values, const int64_t* indices,
-                   int64_t count, T* y);
+  void (*add_rows)(const T* weight, int64_t width, const T* values, const int64_t* indices, int64_t count, T* y);
 };
 
 struct KernelTable {
@@ -299,8 +297,7 @@ struct KernelTable {
   void (*screen)(const ScreenRows&, const ScreenInput&, const ScreenSlack&, int64_t begin, int64_t end,
                  const ScreenBounds&);
   // The exact score of one row of a weight; `next` is the row to fetch meanwhile, or null.
-  float (*exact_score)(const float* row, int64_t depth, const double* x, float bias,
-                       const float* next);
+  float (*exact_score)(const float* row, int64_t depth, const double* x, float bias, const float* next);
   // As `quantise`, with one size for all `count` inputs: first that size, then each block's inputs as
   // int16, an even number of them, or as bytes, a multiple of 4.
   RowSteps (*measure_row)(const float* x, int64_t count, int64_t largest_steps);
@@ -308,6 +305,8 @@ struct KernelTable {
   void (*quantise_to_bytes)(const RowSteps&, const float* x, int64_t depth, uint8_t* bytes);
   // Whether `forward` takes inputs as bytes.
   bool takes_bytes;
+  // hidden = f(hidden), times `factor` unless it is null.
+  void (*activate)(Activation kind, const float* factor, int64_t count, float* hidden);
 };
 
 extern const KernelTable baseline_kernels;

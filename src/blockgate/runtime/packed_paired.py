@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PackedPairedLinear", "PackedPairedMLP"]
 
-# With more rows than this the calls of separate ops no longer matter, and torch's activations are faster.
-MOST_ROWS = 16
+# With more rows than this the calls of separate ops no longer matter, and hidden channels would fill much memory.
+MOST_ROWS = 1024
 
 ACTIVATION = Refusal("the activation has no native code", f"Native are {', '.join(ACTIVATIONS)}.")
 ROWS = Refusal(f"more than {MOST_ROWS} rows", "Nothing to do: with many rows separate ops are as fast.")

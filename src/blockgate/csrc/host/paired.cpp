@@ -1,48 +1,24 @@
 #include "host/paired.h"
 
 #include "host/bad_rows.h"
+#include "host/dispatch.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 namespace blockgate {
 namespace {
 
-template <Activation KIND>
-float activated(float x) {
-  if constexpr (KIND == Activation::relu) return x <= 0 ? 0 : x;  // NaN stays
-  if constexpr (KIND == Activation::silu) return x / (1 + std::exp(-x));
-  if constexpr (KIND == Activation::gelu) return 0.5f * x * (1 + std::erf(x * 0.70710678f));
-  const float inner = 0.79788456f * (x + 0.044715f * x * x * x);
-  return 0.5f * x * (1 + std::tanh(inner));
-}
-
 // Channels of open blocks: activated, times those of `factor` unless it is null. All others become 0.
-template <Activation KIND>
-void activate(const Grid& grid, const float* gates, const int64_t* indices, int64_t slots,
+void activate(const Grid& grid, Activation kind, const float* gates, const int64_t* indices, int64_t slots,
               uint8_t* is_open, const float* factor, float* hidden) {
   std::fill_n(is_open, grid.rows, uint8_t(0));
   for (int64_t s = 0; s < slots; ++s)
     if (gates[s] != 0) is_open[indices[s]] = 1;
   for (int64_t row = 0; row < grid.rows; ++row) {
-    const int64_t begin = row * grid.block_out, end = begin + outputs_of_row(grid, row);
-    if (!is_open[row]) {
-      std::memset(hidden + begin, 0, (end - begin) * sizeof(float));
-      continue;
-    }
-    for (int64_t i = begin; i < end; ++i) hidden[i] = activated<KIND>(hidden[i]);
-    if (factor)
-      for (int64_t i = begin; i < end; ++i) hidden[i] *= factor[i];
-  }
-}
-
-auto activate_of(Activation kind) {
-  switch (kind) {
-    case Activation::gelu: return activate<Activation::gelu>;
-    case Activation::gelu_tanh: return activate<Activation::gelu_tanh>;
-    case Activation::relu: return activate<Activation::relu>;
-    default: return activate<Activation::silu>;
+    const int64_t begin = row * grid.block_out, count = outputs_of_row(grid, row);
+    if (is_open[row]) kernels().activate(kind, factor ? factor + begin : nullptr, count, hidden + begin);
+    else std::memset(hidden + begin, 0, count * sizeof(float));
   }
 }
 
@@ -64,13 +40,11 @@ void run_by(Regime regime, const PairedLayers& layers, const float* x, int64_t s
   product(layers.gate_proj ? *layers.gate_proj : layers.up, hidden.get());
   if (layers.gate_proj) product(layers.up, factor.get());
   Buffer<uint8_t> is_open(tokens * grid.rows);
-  const auto activate_token = activate_of(layers.activation);
-  // About 50 multiply-adds for each activation.
-  run_tasks(tokens, threads_for(tokens * grid.out * 50), [&](int64_t t) {
-    activate_token(grid, gates + t * open.slots, indices + t * open.slots, open.slots,
-                   is_open.get() + t * grid.rows,
-                   layers.gate_proj ? factor.get() + t * grid.out : nullptr,
-                   hidden.get() + t * grid.out);
+  // About 10 multiply-adds for each activation.
+  run_tasks(tokens, threads_for(tokens * grid.out * 10), [&](int64_t t) {
+    activate(grid, layers.activation, gates + t * open.slots, indices + t * open.slots, open.slots,
+             is_open.get() + t * grid.rows, layers.gate_proj ? factor.get() + t * grid.out : nullptr,
+             hidden.get() + t * grid.out);
   });
   const Grid& down = layers.down.grid;
   run_packed(layers.down.weight, down, hidden.get(), grid.out, tokens, layers.down.bias.data(),

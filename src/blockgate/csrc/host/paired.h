@@ -7,8 +7,6 @@
 
 namespace blockgate __attribute__((visibility("hidden"))) {
 
-enum class Activation { gelu, gelu_tanh, relu, silu };
-
 Activation activation_of(const std::string& name);
 
 // `up` has the gate and one column of blocks, `gate_proj` (null for none) the same grid, and `down` one row of

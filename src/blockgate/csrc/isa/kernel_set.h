@@ -1,6 +1,7 @@
 // Instantiates every kernel for the instruction set whose vector header was included, as a table.
 #pragma once
 
+#include "isa/activation.h"
 #include "isa/cell.h"
 #include "isa/columns.h"
 #include "isa/forward.h"
@@ -55,6 +56,7 @@ constexpr KernelTable make_table(const char* name, bool (*runs_here)()) {
       .quantise_by = quantise_by,
       .quantise_to_bytes = quantise_to_bytes,
       .takes_bytes = TAKES_BYTES,
+      .activate = activate,
   };
 }
 
