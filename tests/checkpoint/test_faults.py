@@ -245,3 +245,28 @@ def test_a_weight_file_of_another_checkpoint_is_refused(saved, tmp_path_factory)
     save_file(load_file(other / "model.safetensors"), saved / "model.safetensors", metadata={"format": "pt"})
     with raises_blockgate("expected the file that config.json was written with"):
         bg.load_pretrained(saved, dense())
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), [1.0, 2.0]])
+def test_a_temperature_that_none_can_have(tmp_path, value):
+    model = dense()
+    bg.sparsify_(model, block_size=16, gate="softmax_sum")
+    bg.save_pretrained(model, tmp_path)
+    change_tensors(tmp_path, put("0.gate.temperature", torch.tensor(value)))
+    other = dense()
+    before = snapshot(other)
+    with raises_blockgate("0.gate.temperature: "):
+        bg.load_pretrained(tmp_path, other)
+    assert_untouched(other, before)
+
+
+def test_other_values_of_gates_may_be_missing(tmp_path):
+    model = dense()
+    bg.sparsify_(model, block_size=16, gate="softmax_sum")
+    bg.save_pretrained(model, tmp_path)
+    change_tensors(tmp_path, lambda tensors: {k: v for k, v in tensors.items() if not k.endswith("temperature")})
+    loaded = bg.load_pretrained(tmp_path, dense())
+    assert loaded[0].gate.temperature == 1.0
+    change_tensors(tmp_path, drop("0.gate.sparsity"))
+    with raises_blockgate("got '0.gate.sparsity: not in the checkpoint'"):
+        bg.load_pretrained(tmp_path, dense())

@@ -8,6 +8,9 @@ import torch
 import blockgate as bg
 from tests.checkpoint.files_0_1.make import FOLDER, MODELS, PACKED, inputs, run
 
+# What later versions keep besides.
+NEWER = {"0.gate.temperature"}
+
 
 @pytest.mark.parametrize("name", MODELS)
 def test_checkpoints(name):
@@ -25,7 +28,7 @@ def test_packed_models(name, dtype):
     saved = torch.load(FOLDER / name / f"packed-{dtype}.pt")
     packed.load_state_dict(saved["state"])
     torch.testing.assert_close(run(packed, inputs()[name]), saved["expected"])
-    assert packed.state_dict().keys() == saved["state"].keys()
+    assert packed.state_dict().keys() - NEWER == saved["state"].keys()
 
 
 def test_names_at_the_top():

@@ -77,7 +77,7 @@ def test_heads_by_name(name):
 
 def test_the_documentation_lists_the_names_of_heads():
     page = (Path(__file__).parents[2] / "docs" / "convert.md").read_text()
-    listed = page[page.index("- output heads") : page.index("or the last linear layer")]
+    listed = page[page.index("| output heads") : page.index("or it is the last linear layer")]
     assert set(re.findall(r"`(\w+)`", listed)) == HEAD_NAMES
 
 

@@ -13,7 +13,6 @@ from blockgate.convert.replace import replace_layers
 from blockgate.errors import BlockgateError, invalid
 from blockgate.find import holds_shards, unwrapped
 from blockgate.gates import Gate
-from blockgate.grid import check_sparsity
 
 if TYPE_CHECKING:
     import os
@@ -55,10 +54,11 @@ def load_pretrained(
     undo = replace_layers(built, made)
     try:
         state = _expected(built, gates_only=config["gates_only"])
+        saved = _newer_values(built) | saved
         _check_keys(state, saved)
         _check_shapes(state, saved)
         _check_ties(state, config["ties"])
-        _check_sparsities(built, saved)
+        _check_kept(built, saved)
         _check_memory(built, state)
     except BaseException:
         undo()
@@ -143,6 +143,13 @@ def _expected(model: nn.Module, *, gates_only: bool) -> dict[str, Any]:
     return {key: value for key, value in state.items() if not gates_only or key.startswith(prefixes)}
 
 
+def _newer_values(model: nn.Module) -> dict[str, Tensor]:
+    """What gates keep beside parameters and a sparsity: files of version 0.1 hold none of it."""
+    gates = [(name, module) for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, Gate)]
+    values = {f"{name}.{kept}": value for name, gate in gates for kept, value in gate.kept_values().items()}
+    return {key: value for key, value in values.items() if not key.endswith(".sparsity")}
+
+
 def _check_keys(state: Mapping[str, Any], saved: Mapping[str, Tensor]) -> None:
     faults = [f"{key}: not in the checkpoint" for key in state if key not in saved]
     _raise_faults(faults + [f"{key}: not in the model" for key in saved if key not in state])
@@ -184,16 +191,22 @@ def _check_ties(state: Mapping[str, Tensor], ties: Mapping[str, str]) -> None:
             )
 
 
-def _check_sparsities(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+def _check_kept(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Raises if a gate can't take a sparsity, or another value beside its parameters; leaves the gates as they are."""
     for name, module in model.named_modules(remove_duplicate=False):
-        key = f"{name}.sparsity"
-        if isinstance(module, Gate) and key in saved:
+        before = module.kept_values() if isinstance(module, Gate) else {}
+        for kept, value in before.items():
+            key = f"{name}.{kept}"
+            if key not in saved:
+                continue
             try:
-                module.count_open(check_sparsity(float(saved[key])))
+                module.take_kept(kept, saved[key])
             except (BlockgateError, ValueError, RuntimeError) as error:
                 raise invalid(
-                    key, expected="a sparsity of this gate", got=str(error), remedy="Save it again."
+                    key, expected=f"a {kept} of this gate", got=str(error), remedy="Save it again."
                 ) from error
+            finally:
+                module.take_kept(kept, value)
 
 
 def _check_memory(model: nn.Module, state: Mapping[str, Tensor]) -> None:

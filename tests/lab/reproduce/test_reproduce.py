@@ -160,6 +160,7 @@ def test_figure2_draws_every_model_and_keeps_those_of_earlier_calls(table2):
     assert list(shares) == arms
     for of_model in shares.values():
         for share in of_model.values():
+            assert 0 < share.pop("density") <= 1
             assert sum(share.values()) == pytest.approx(1)
     assert all(f"| {arm} | layers.0.ih_l0 |" in text for arm in arms)
     assert all((table2 / "tiny" / f"figure2-{arm}.png").is_file() for arm in arms)

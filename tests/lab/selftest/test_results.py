@@ -18,7 +18,7 @@ def totals(name):
 
 def table():
     """Cells by the name of their line."""
-    _, _, rest = PAGE.partition("<!-- table of benchmarks/results/selftest_epyc-every-set.json")
+    _, _, rest = PAGE.partition("<!-- made from benchmarks/results/selftest_epyc-every-set.json")
     lines = [line.strip("| ").split(" | ") for line in rest.split("\n\n")[0].splitlines()[3:]]
     return {name: cells for name, *cells in lines}
 
@@ -52,7 +52,7 @@ def test_deliberate_faults_are_counted():
 
 def test_memory_over_time_is_that_of_the_file():
     found = json.loads((RESULTS / "soak_epyc-curves.json").read_text())
-    _, _, rest = PAGE.partition("<!-- table of benchmarks/results/soak_epyc-curves.json -->\n")
+    _, _, rest = PAGE.partition("<!-- made from benchmarks/results/soak_epyc-curves.json -->\n")
     head, _, *lines = [line.strip("| ").split(" | ") for line in rest.split("\n\n")[0].splitlines()]
     times = [float(cell.removesuffix(" s")) for cell in head[1:]]
     for kind, line in zip(("gated", "dense"), lines, strict=True):
